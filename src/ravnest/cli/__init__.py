@@ -1,0 +1,83 @@
+"""The `ravnest` command: turns words typed in a terminal into calls of the library.
+
+Each subcommand is a file of its own in this folder, named like the subcommand, holding one click
+command called `command`. Those files import the library inside the command's body, never at the
+top: torch takes seconds to load, and neither `--help` nor a mistyped option should wait for it.
+
+Exit codes: 0 done, 1 failed, 2 wrong usage, 130 interrupted.
+"""
+
+import importlib
+from collections.abc import Sequence
+from typing import Any
+
+import click
+
+from ravnest import __version__
+from ravnest.errors import RavnestError
+
+COMMANDS = ("demo", "fuse", "plan")
+
+EXIT_FAILED = 1
+EXIT_INTERRUPTED = 130
+
+
+class Failure(click.ClickException):
+    """A deliberate error of the library, shown as one block without a traceback."""
+
+    exit_code = EXIT_FAILED
+
+    def show(self, file: Any = None) -> None:
+        click.echo(f"error: {self.message}", file=file, err=file is None)
+
+
+class LazyGroup(click.Group):
+    """Imports a subcommand when it is asked for; translates the library's errors."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in COMMANDS:
+            return None
+        command: click.Command = importlib.import_module(f"ravnest.cli.{cmd_name}").command
+        return command
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except RavnestError as error:
+            if ctx.params["debug"]:
+                raise
+            raise Failure(str(error) or type(error).__name__) from error
+
+
+@click.group(
+    cls=LazyGroup,
+    context_settings={
+        "auto_envvar_prefix": "RAVNEST",
+        "help_option_names": ["-h", "--help"],
+        "token_normalize_func": lambda token: token.replace("_", "-"),
+    },
+)
+@click.version_option(__version__, prog_name="ravnest", message="%(prog)s %(version)s")
+@click.option("--debug", is_flag=True, help="Show the full traceback of an error.")
+def cli(debug: bool) -> None:
+    """Train one PyTorch model across many unequal machines.
+
+    Every option can also be set by an environment variable: RAVNEST_<COMMAND>_<OPTION>, for
+    example RAVNEST_PLAN_MAX_CLUSTERS=3. The command line wins.
+    """
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line and return its exit code."""
+    try:
+        result = cli.main(args=argv, prog_name="ravnest", standalone_mode=False)
+    except click.ClickException as error:
+        error.show()
+        return error.exit_code
+    except click.Abort as abort:
+        # click also raises Abort at the end of input, when a question stays unanswered.
+        return EXIT_FAILED if isinstance(abort.__cause__, EOFError) else EXIT_INTERRUPTED
+    return result if isinstance(result, int) else 0

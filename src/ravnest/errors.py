@@ -1,0 +1,36 @@
+"""Every exception Ravnest raises on purpose, in one tree.
+
+    RavnestError
+    ├── CaptureError    the model cannot be cut without risking a wrong result
+    ├── PoolError       the description of the providers is missing, broken or contradictory
+    ├── PlanError       no plan fits this model on this pool
+    ├── PackageError    a stage package is damaged, foreign, too large or not allowed
+    └── FusionError     the trained stages do not add up to one model
+
+All of them are `ValueError`s as well: each one says that a value given by the user was refused,
+and its message names that value and what to do about it.
+"""
+
+
+class RavnestError(Exception):
+    """Base class: catch this to catch everything Ravnest reports deliberately."""
+
+
+class CaptureError(RavnestError, ValueError):
+    """The model cannot be captured as a graph; the message names the place and a remedy."""
+
+
+class PoolError(RavnestError, ValueError):
+    """The pool of providers is described wrongly."""
+
+
+class PlanError(RavnestError, ValueError):
+    """The model cannot be placed on this pool; the message holds both figures."""
+
+
+class PackageError(RavnestError, ValueError):
+    """A stage package was refused."""
+
+
+class FusionError(RavnestError, ValueError):
+    """Trained stages are missing or belong to different models."""
