@@ -1,0 +1,277 @@
+"""The files of one stage on disk: written once by the planner, checked fully before use.
+
+    manifest.json          what the package is, with size and SHA-256 of the other files
+    graph.json             the operators (see graph.py)
+    weights.safetensors    parameters, buffers and constants under the user's own names
+    trained.safetensors    the same after training, with trained.json to vouch for it
+
+Reading a package runs nothing that it contains. Sizes are checked before bytes are read, hashes
+before bytes are parsed, names and shapes before tensors are used. Files are plain files: a link
+would let a package name what lies elsewhere.
+
+The graph is hashed and parsed from one read. Weights can be too large for that; they are hashed
+when the package is loaded and read when the module is built, so in between nobody but the provider
+itself may write to the directory. A built module holds copies and does not look back.
+"""
+
+import hashlib
+import os
+import stat
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import nn
+
+from ravnest.errors import PackageError
+from ravnest.stage.checking import Limits as Limits
+from ravnest.stage.checking import check_graph
+from ravnest.stage.graph import (
+    GRAPH_FORMAT,
+    FileEntry,
+    Manifest,
+    StageGraph,
+    TensorSpec,
+    Versioned,
+)
+from ravnest.stage.module import StageModule
+from ravnest.stage.operators import dtype_name
+
+MANIFEST = "manifest.json"
+GRAPH = "graph.json"
+WEIGHTS = "weights.safetensors"
+TRAINED = "trained.safetensors"
+TRAINED_MANIFEST = "trained.json"
+_Document = TypeVar("_Document", Manifest, StageGraph)
+
+
+@dataclass(frozen=True)
+class StagePackage:
+    """A package whose every part has been checked."""
+
+    directory: Path
+    manifest: Manifest
+    graph: StageGraph
+    limits: Limits = field(default_factory=Limits)
+
+    def module(
+        self,
+        device: torch.device | str = "cpu",
+        *,
+        model: nn.Module | None = None,
+        trained: bool = False,
+    ) -> StageModule:
+        """The runnable stage, with its initial or its trained weights.
+
+        `model` is needed only by a stage that was cut at module boundaries.
+        """
+        if trained:
+            check_trained(self)
+        elif WEIGHTS not in {entry.name for entry in self.manifest.files}:
+            raise PackageError(
+                f"stage package {self.directory} was planned without weights: "
+                "give them when planning, or load trained ones"
+            )
+        path = self.directory / (TRAINED if trained else WEIGHTS)
+        weights = load_weights(path, self.graph, device)
+        return StageModule(self.graph, weights, device, model)
+
+
+def write_package(
+    directory: Path,
+    graph: StageGraph,
+    weights: Mapping[str, torch.Tensor] | None,
+    *,
+    plan_id: str,
+    cluster: int,
+) -> None:
+    """Write a complete package; `weights=None` leaves them out (a model planned without them)."""
+    directory.mkdir(parents=True)
+    graph_path = directory / GRAPH
+    graph_path.write_bytes(msgspec.json.encode(graph))
+    files = [_entry(graph_path)]
+    if weights is not None:
+        _save_weights(directory / WEIGHTS, graph, weights)
+        files.append(_entry(directory / WEIGHTS))
+    _write_manifest(directory / MANIFEST, graph, files, plan_id=plan_id, cluster=cluster)
+
+
+def save_trained(package: StagePackage, tensors: Mapping[str, torch.Tensor]) -> None:
+    """Keep a stage's trained tensors beside its package; an older result is replaced at once."""
+    temporary = package.directory / (TRAINED + ".new")
+    temporary.unlink(missing_ok=True)  # whatever it is, it must not be written through
+    _save_weights(temporary, package.graph, tensors)
+    os.replace(temporary, package.directory / TRAINED)
+    _write_manifest(
+        package.directory / TRAINED_MANIFEST,
+        package.graph,
+        [_entry(package.directory / TRAINED)],
+        plan_id=package.manifest.plan_id,
+        cluster=package.manifest.cluster,
+    )
+
+
+def load_package(directory: Path, limits: Limits | None = None) -> StagePackage:
+    """Read and check a package; whatever is unexpected is a `PackageError` that says what."""
+    limits = limits or Limits()
+    directory = Path(directory)
+    try:
+        manifest = _decode(directory / MANIFEST, Manifest, limits.manifest_bytes)
+        listed = [entry.name for entry in manifest.files]
+        if listed not in ([GRAPH], [GRAPH, WEIGHTS]):
+            names = ", ".join(name[:100] for name in listed[:5])
+            raise PackageError(
+                f"the manifest must list {GRAPH} and then possibly {WEIGHTS}, not: {names}"
+            )
+        graph = _decode(directory / GRAPH, StageGraph, limits.graph_bytes, manifest.files[0])
+        check_graph(graph, limits)
+        if (graph.stage, graph.stages) != (manifest.stage, manifest.stages):
+            raise PackageError("graph and manifest name different stages")
+        for entry in manifest.files[1:]:
+            _check_file(directory / entry.name, entry, limits.weight_bytes)
+    except PackageError as error:
+        raise PackageError(f"stage package {directory}: {error}") from error.__cause__
+    except OSError as error:
+        raise PackageError(f"stage package {directory} cannot be read: {error}") from error
+    return StagePackage(directory, manifest, graph, limits)
+
+
+def check_trained(package: StagePackage, limits: Limits | None = None) -> None:
+    """Refuse trained weights that are damaged or belong to another plan or stage."""
+    limits = limits or package.limits
+    path = package.directory / TRAINED
+    try:
+        found = _decode(package.directory / TRAINED_MANIFEST, Manifest, limits.manifest_bytes)
+        for name in ("plan_id", "cluster", "stage", "stages"):
+            theirs, ours = getattr(found, name), getattr(package.manifest, name)
+            if theirs != ours:
+                raise PackageError(f"belongs to {name} {theirs!r}, this package to {ours!r}")
+        if [entry.name for entry in found.files] != [TRAINED]:
+            raise PackageError(f"{TRAINED_MANIFEST} does not list just {TRAINED}")
+        _check_file(path, found.files[0], limits.weight_bytes)
+    except PackageError as error:
+        raise PackageError(f"{path}: {error}") from error.__cause__
+    except OSError as error:
+        raise PackageError(f"{path} cannot be read: {error}") from error
+
+
+def load_weights(
+    path: Path, graph: StageGraph, device: torch.device | str = "cpu"
+) -> dict[str, torch.Tensor]:
+    """The stage's tensors, each with the shape and type its graph states."""
+    try:
+        _plain_file(path)
+        with safe_open(path, framework="pt") as file:
+            stored = set(file.keys())
+            if unknown := stored - {spec.name for spec in graph.tensors}:
+                raise PackageError(f"an unknown tensor {min(unknown)[:100]!r}")
+            if missing := {spec.name for spec in graph.tensors} - stored:
+                raise PackageError(f"tensor {min(missing)[:100]!r} is missing")
+            weights = {}
+            for spec in graph.tensors:
+                tensor = file.get_tensor(spec.name)
+                _check_tensor(tensor, spec)
+                # A copy: the file is mapped, and a change to it would change the stage.
+                weights[spec.name] = tensor.to(device, copy=True)
+            return weights
+    except PackageError as error:
+        raise PackageError(f"{path}: {error}") from error.__cause__
+    except (SafetensorError, OSError) as error:
+        raise PackageError(f"{path} cannot be read: {error}") from error
+
+
+def _check_tensor(tensor: torch.Tensor, spec: TensorSpec) -> None:
+    if tuple(tensor.shape) != spec.shape or dtype_name(tensor.dtype) != spec.dtype:
+        found = f"{dtype_name(tensor.dtype)}{list(tensor.shape)}"
+        wanted = f"{spec.dtype}{list(spec.shape)}"
+        raise PackageError(f"tensor {spec.name[:100]!r} is {found}, expected {wanted}")
+
+
+def _save_weights(path: Path, graph: StageGraph, weights: Mapping[str, torch.Tensor]) -> None:
+    tensors = {}
+    for spec in graph.tensors:
+        if spec.name not in weights:
+            raise PackageError(f"{path}: tensor {spec.name[:100]!r} is missing")
+        tensor = weights[spec.name].detach().cpu().contiguous()
+        _check_tensor(tensor, spec)
+        # safetensors refuses tensors that share memory, e.g. two views of one buffer.
+        shares = tensor.untyped_storage().nbytes() != tensor.numel() * tensor.element_size()
+        tensors[spec.name] = tensor.clone() if shares else tensor
+    save_file(tensors, path)
+
+
+def _write_manifest(
+    path: Path, graph: StageGraph, files: list[FileEntry], *, plan_id: str, cluster: int
+) -> None:
+    manifest = Manifest(
+        format=GRAPH_FORMAT,
+        plan_id=plan_id,
+        cluster=cluster,
+        stage=graph.stage,
+        stages=graph.stages,
+        torch=str(torch.__version__),
+        files=tuple(files),
+    )
+    temporary = path.with_name(path.name + ".new")
+    temporary.unlink(missing_ok=True)
+    temporary.write_bytes(msgspec.json.format(msgspec.json.encode(manifest)))
+    os.replace(temporary, path)
+
+
+def _decode(
+    path: Path, kind: type[_Document], limit: int, entry: FileEntry | None = None
+) -> _Document:
+    """A JSON file as data; with `entry`, only if it is the file the manifest speaks of."""
+    if _plain_file(path) > limit:
+        raise PackageError(f"{path.name} is larger than the {limit} bytes allowed")
+    content = path.read_bytes()
+    if entry is not None:
+        _compare(entry, len(content), hashlib.sha256(content).hexdigest())
+    try:
+        version = msgspec.json.decode(content, type=Versioned).format
+        if version != GRAPH_FORMAT:
+            raise PackageError(
+                f"{path.name} has format {version}; this release reads {GRAPH_FORMAT}"
+            )
+        return msgspec.json.decode(content, type=kind)
+    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
+        raise PackageError(f"{path.name} is not a valid {kind.__name__}: {error}") from error
+
+
+def _check_file(path: Path, entry: FileEntry, limit: int) -> None:
+    size = _plain_file(path)
+    if size > limit:
+        raise PackageError(f"{entry.name} has {size} bytes, more than the {limit} allowed")
+    _compare(entry, size, _sha256(path) if size == entry.size else "")
+
+
+def _compare(entry: FileEntry, size: int, sha256: str) -> None:
+    if size != entry.size:
+        raise PackageError(f"{entry.name} has {size} bytes, the manifest says {entry.size}")
+    if sha256 != entry.sha256:
+        raise PackageError(f"{entry.name} does not have the hash in the manifest")
+
+
+def _plain_file(path: Path) -> int:
+    """Its size, if it is a file of its own and not a link, a pipe or a directory."""
+    try:
+        status = path.lstat()
+    except FileNotFoundError:
+        raise PackageError(f"{path.name} is missing") from None
+    if not stat.S_ISREG(status.st_mode):
+        raise PackageError(f"{path.name} is not a plain file")
+    return status.st_size
+
+
+def _entry(path: Path) -> FileEntry:
+    return FileEntry(name=path.name, size=path.stat().st_size, sha256=_sha256(path))
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
