@@ -1,0 +1,111 @@
+"""The user's model, borrowed for a trial and given back exactly as it was."""
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import nn
+
+from ravnest.stage.graph import Mode
+
+
+@contextlib.contextmanager
+def switched_to(model: nn.Module, mode: Mode) -> Iterator[None]:
+    """The model in train or eval mode, with its own flags put back afterwards.
+
+    A model that arrives in training mode keeps the flags it has: modules that the user froze
+    with `.eval()` stay frozen. One that arrives in evaluation mode is switched as a whole.
+    """
+    flags = {module: module.training for module in model.modules()}
+    if mode == "eval" or not model.training:
+        model.train(mode == "train")
+    configs = [(config, dict(vars(config))) for config in _caching_configs(model)]
+    try:
+        for config, _ in configs:
+            config.use_cache = False
+        yield
+    finally:
+        for config, before in configs:
+            vars(config).clear()
+            vars(config).update(before)
+        for module, flag in flags.items():
+            module.training = flag
+
+
+def _caching_configs(model: nn.Module) -> list[Any]:
+    """transformers-style configurations that would make the model return its key/value cache."""
+    configs = {id(c): c for m in model.modules() if (c := getattr(m, "config", None)) is not None}
+    return [config for config in configs.values() if getattr(config, "use_cache", None) is True]
+
+
+@contextlib.contextmanager
+def unchanged(model: nn.Module) -> Iterator[None]:
+    """Buffers, plain attributes and torch's random state as they were before."""
+    # Registries too (buffers, parameters, hooks): some libraries install hooks at the first call
+    # and remember in an attribute that they did; undoing one without the other doubles the hooks.
+    registries: list[tuple[dict[str, Any], dict[str, Any]]] = [
+        (registry, dict(registry))
+        for module in model.modules()
+        for registry in vars(module).values()
+        if isinstance(registry, dict)
+    ]
+    attributes = [(module, dict(vars(module))) for module in model.modules()]
+    with torch.random.fork_rng(devices=[]):
+        try:
+            yield
+        finally:
+            for registry, entries in registries:
+                registry.clear()
+                registry.update(entries)
+            for module, before in attributes:
+                _restore(module, before)
+
+
+def _restore(module: nn.Module, before: dict[str, Any]) -> None:
+    current = vars(module)
+    for name in [name for name in current if name not in before]:
+        del current[name]
+    current.update(before)
+
+
+@contextlib.contextmanager
+def values_restored(model: nn.Module) -> Iterator[None]:
+    """Values of parameters and buffers put back afterwards: a trial run is not training.
+
+    Parameters too, because some models clamp or average them in their forward.
+    """
+    saved = [
+        (tensor, tensor.detach().clone())
+        for tensor in (*model.parameters(), *model.buffers())
+        if not tensor.is_meta
+    ]
+    try:
+        yield
+    finally:
+        with torch.no_grad():
+            for tensor, value in saved:
+                if not torch.equal(tensor, value):
+                    tensor.copy_(value)
+
+
+def changed_attributes(model: nn.Module, before: dict[str, dict[str, Any]]) -> list[str]:
+    """Plain attributes that a run of the model has changed, as `module.attribute`."""
+    return [
+        f"{path}.{name}".lstrip(".")
+        for path, values in plain_attributes(model).items()
+        for name, value in values.items()
+        if before.get(path, {}).get(name) != value
+    ]
+
+
+def plain_attributes(model: nn.Module) -> dict[str, dict[str, Any]]:
+    """Numbers, strings and flags that the modules keep, by module path."""
+    return {
+        path: {
+            name: value
+            for name, value in vars(module).items()
+            if name != "training" and isinstance(value, bool | int | float | str)
+        }
+        for path, module in model.named_modules()
+    }

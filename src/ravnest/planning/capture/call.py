@@ -1,0 +1,100 @@
+"""Example inputs, bound to the names of the model's own arguments.
+
+A call is kept as flat tensors plus a description of their nesting, so that it can be made again
+with other tensors: symbolic ones during capture, more or fewer rows in the self-check.
+"""
+
+import inspect
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from ravnest.errors import CaptureError
+from ravnest.stage import structure
+from ravnest.stage.graph import Argument
+
+
+@dataclass(frozen=True)
+class Call:
+    """Example inputs bound to the model's own argument names."""
+
+    arguments: tuple[Argument, ...]
+    leaves: tuple[torch.Tensor, ...]
+    batch_size: int
+
+    def rebuild(self, leaves: Sequence[torch.Tensor]) -> tuple[list[Any], dict[str, Any]]:
+        """Positional and keyword arguments of the model for other tensors."""
+        args, kwargs = [], {}
+        for argument in self.arguments:
+            value = structure.rebuild(argument.structure, leaves.__getitem__)
+            if argument.positional:
+                args.append(value)
+            else:
+                kwargs[argument.name] = value
+        return args, kwargs
+
+    def is_batched(self, leaf: torch.Tensor) -> bool:
+        return leaf.dim() > 0 and leaf.shape[0] == self.batch_size
+
+    def resized(self, batch_size: int) -> "Call":
+        """The same call with the rows of every batched input repeated or dropped."""
+        leaves = []
+        for leaf in self.leaves:
+            if self.is_batched(leaf):
+                repeats = -(-batch_size // self.batch_size)
+                leaf = leaf.repeat(repeats, *([1] * (leaf.dim() - 1)))[:batch_size]
+            leaves.append(leaf)
+        return Call(self.arguments, tuple(leaves), batch_size)
+
+
+def bind_call(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Call:
+    """Name the example inputs as the model does; complain about those it does not take."""
+    signature = inspect.signature(model.forward)
+    try:
+        bound = signature.bind(*args, **kwargs)
+    except TypeError as error:
+        raise CaptureError(
+            f"the example inputs do not fit {type(model).__name__}.forward{signature}: {error}. "
+            "Pass example_args=(…,) and example_kwargs={…} as you would call the model."
+        ) from error
+    leaves: list[torch.Tensor] = []
+    arguments = []
+    for name, value, positional in _named_arguments(signature, bound.arguments, set(kwargs)):
+        described = structure.flatten(value, leaves, f"example input {name!r}")
+        arguments.append(Argument(name=name, structure=described, positional=positional))
+    leaves = _separate(leaves)
+    sized = [leaf for leaf in leaves if leaf.dim() > 0]
+    if not sized:
+        raise CaptureError(
+            "the example inputs hold no tensor with a batch dimension. "
+            "Pass a sample batch as example_args=(tensor,) or example_kwargs={'name': tensor}."
+        )
+    return Call(tuple(arguments), tuple(leaves), int(sized[0].shape[0]))
+
+
+def _separate(leaves: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """One tensor given for two inputs would be captured as one input, for ever the same."""
+    seen: set[int] = set()
+    separate = []
+    for leaf in leaves:
+        separate.append(leaf.clone() if id(leaf) in seen else leaf)
+        seen.add(id(leaf))
+    return separate
+
+
+def _named_arguments(
+    signature: inspect.Signature, given: Mapping[str, Any], by_keyword: set[str]
+) -> Iterator[tuple[str, Any, bool]]:
+    for name, value in given.items():
+        kind = signature.parameters[name].kind
+        if kind is inspect.Parameter.VAR_POSITIONAL:
+            for number, item in enumerate(value):
+                yield f"{name}_{number}", item, True
+        elif kind is inspect.Parameter.VAR_KEYWORD:
+            for key, item in value.items():
+                yield key, item, False
+        else:
+            yield name, value, name not in by_keyword

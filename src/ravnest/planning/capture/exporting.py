@@ -1,0 +1,215 @@
+"""From a user's model to a `Program`, by `torch.export`, without running or changing the model.
+
+The model is called through a thin wrapper that takes and returns flat tensors, so that any nested
+input or output works, and that writes reassigned buffers back (`torch.export` records them on the
+outermost module only and loses all others silently).
+
+What capture would get wrong without an error is refused here: hand-written autograd functions,
+whose backward a graph does not contain, and Python-level randomness, which a graph freezes.
+"""
+
+import contextlib
+import io
+import logging
+import random
+import sys
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import torch
+import torch._functorch.utils
+import torch.utils.checkpoint
+from torch import nn
+from torch.export import Dim, ExportedProgram
+
+from ravnest.errors import CaptureError
+from ravnest.planning.capture.borrowing import switched_to, unchanged
+from ravnest.planning.capture.call import Call
+from ravnest.planning.capture.decisions import decided
+from ravnest.planning.capture.lowering import lower
+from ravnest.planning.capture.program import Program, is_open
+from ravnest.planning.capture.sources import describe_failure, user_frame
+from ravnest.planning.capture.tensors import held_tensors
+from ravnest.stage import structure
+from ravnest.stage.graph import Mode
+
+_TRUSTED_FUNCTIONS = (
+    "torch._library",
+    "torch._functorch",
+    "torch._higher",
+)
+_MIN_BATCH = 2
+_UNLIMITED = 2**40
+
+
+class _Seen:
+    """What a traced call returned; a plain object, because export undoes attribute assignments."""
+
+    result: structure.Structure
+
+
+class _FlatModel(nn.Module):
+    """The user's model behind flat tensors in and out."""
+
+    def __init__(self, model: nn.Module, call: Call) -> None:
+        super().__init__()
+        self.model = model
+        self.seen = _Seen()
+        self._call = call
+
+    def forward(self, *leaves: torch.Tensor) -> list[torch.Tensor]:
+        args, kwargs = self._call.rebuild(leaves)
+        buffers = [
+            (module, name, buffer)
+            for module in self.model.modules()
+            for name, buffer in module._buffers.items()
+            if buffer is not None
+        ]
+        with decided():
+            output = self.model(*args, **kwargs)
+        for module, name, buffer in buffers:
+            assigned = module._buffers.get(name)
+            if assigned is not None and assigned is not buffer:
+                buffer.copy_(assigned.detach())
+                module._buffers[name] = buffer
+        tensors: list[torch.Tensor] = []
+        self.seen.result = structure.flatten(output, tensors, "the model's output")
+        return tensors
+
+
+def capture(model: nn.Module, call: Call, mode: Mode) -> Program:
+    """One mode of the model as a program. The model is left exactly as it was."""
+    call = call if call.batch_size >= _MIN_BATCH else call.resized(_MIN_BATCH)
+    flat = _FlatModel(model, call)
+    with unchanged(model), switched_to(model, mode):
+        exported, dynamic = _export(flat, model, call, mode)
+    program = lower(
+        exported,
+        arguments=call.arguments,
+        result=flat.seen.result,
+        held=held_tensors(model, exported.constants),
+        dynamic=dynamic,
+        batch_size=call.batch_size,
+    )
+    program.rows = _row_limits(exported, program, call)
+    return program
+
+
+def _row_limits(exported: ExportedProgram, program: Program, call: Call) -> tuple[int, int | None]:
+    """What the capture assumed about the batch size: `if len(x) > 8` holds for 9 rows and more.
+
+    It always assumes more than one row, which nearly every model does not care about; the
+    self-check tries a single row.
+    """
+    least, most = 1, None
+    for leaf, given in zip(program.inputs, call.leaves, strict=True):
+        if not call.is_batched(given) or not is_open(leaf.shape[0]):
+            continue
+        rows: Any = leaf.shape[0]
+        limits = exported.range_constraints.get(rows.node.expr)
+        if limits is None:
+            continue
+        lower, upper = limits.lower, limits.upper
+        if lower.is_finite and lower > _MIN_BATCH:
+            least = max(least, int(lower))
+        if upper.is_finite and upper < _UNLIMITED:
+            most = int(upper) if most is None else min(most, int(upper))
+    return least, most
+
+
+def _export(
+    flat: _FlatModel, model: nn.Module, call: Call, mode: Mode
+) -> tuple[ExportedProgram, bool]:
+    """Batch size left open if the model allows it, else fixed to the example's."""
+    failure: Exception | None = None
+    for dimension in (Dim.AUTO, None):
+        shapes = [{0: dimension} if dimension and call.is_batched(x) else None for x in call.leaves]
+        try:
+            with _refuse_frozen_behaviour(mode), _quiet():
+                exported = torch.export.export(
+                    flat, call.leaves, dynamic_shapes=(tuple(shapes),), strict=False
+                )
+            return exported, dimension is not None and _batch_is_open(exported, call)
+        except CaptureError:
+            raise
+        except Exception as error:  # torch.export raises dozens of unrelated types
+            failure = failure or error
+    assert failure is not None
+    raise describe_failure(model, call, failure) from failure
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """torch prints whole graphs when a capture fails; the user gets one clear error instead."""
+    nowhere = io.StringIO()
+    log = logging.getLogger("torch")
+    level = log.level
+    log.setLevel(logging.CRITICAL)
+    try:
+        with (
+            warnings.catch_warnings(),
+            contextlib.redirect_stdout(nowhere),
+            contextlib.redirect_stderr(nowhere),
+        ):
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        log.setLevel(level)
+
+
+def _batch_is_open(exported: ExportedProgram, call: Call) -> bool:
+    names = set(exported.graph_signature.user_inputs)
+    placeholders = [node for node in exported.graph.nodes if node.op == "placeholder"]
+    leaves = [node.meta["val"] for node in placeholders if node.name in names]
+    batched = [
+        leaf for leaf, given in zip(leaves, call.leaves, strict=True) if call.is_batched(given)
+    ]
+    return bool(batched) and all(is_open(leaf.shape[0]) for leaf in batched)
+
+
+@contextlib.contextmanager
+def _refuse_frozen_behaviour(mode: Mode) -> Iterator[None]:
+    """Turn what capture would silently get wrong into an error."""
+    original = torch._functorch.utils.unwrap_dead_wrappers
+
+    def noticed(args: tuple[Any, ...]) -> tuple[Any, ...]:
+        cls = sys._getframe(1).f_locals.get("cls", torch.autograd.Function)
+        differentiable = any(isinstance(a, torch.Tensor) and a.requires_grad for a in args)
+        trusted = cls.__module__.startswith(_TRUSTED_FUNCTIONS)
+        if mode == "train" and differentiable and torch.is_grad_enabled() and not trusted:
+            if cls is torch.utils.checkpoint.CheckpointFunction:
+                raise CaptureError(
+                    f"the model uses reentrant activation checkpointing {user_frame()}, which a "
+                    "capture cannot follow; pass use_reentrant=False"
+                )
+            raise CaptureError(
+                f"the model calls the hand-written autograd function {cls.__qualname__} "
+                f"{user_frame()}. A captured graph would lose its backward and train on wrong "
+                "gradients. Register it as an operator instead: torch.library.custom_op with "
+                "register_autograd, and ravnest.stage.operators.allow_operator on every provider."
+            )
+        return original(args)
+
+    before = np.random.get_state()
+    python_state, numpy_state = random.getstate(), _numpy_state()
+    # Every Function.apply passes through here, also one that was bound before (`f = F.apply`).
+    torch._functorch.utils.unwrap_dead_wrappers = noticed
+    try:
+        yield
+    finally:
+        torch._functorch.utils.unwrap_dead_wrappers = original
+    if random.getstate() != python_state or _numpy_state() != numpy_state:
+        random.setstate(python_state)
+        np.random.set_state(before)
+        raise CaptureError(
+            "the model draws random numbers from Python's `random` or from NumPy in its forward "
+            "(layer drop is a common reason). A captured graph would repeat one draw for ever. "
+            "Draw with torch inside tensors operations, or set the drop probability to 0."
+        )
+
+
+def _numpy_state() -> tuple[Any, ...]:
+    kind, keys, *rest = np.random.get_state()
+    return (kind, np.asarray(keys).tobytes(), *rest)
