@@ -1,0 +1,1 @@
+"""Where a program may be cut, who owns which tensor, and the stage graphs that result."""
