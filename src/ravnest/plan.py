@@ -1,0 +1,149 @@
+"""A plan as plain data: who holds which part of the model, and what that is predicted to cost.
+
+Nothing here computes anything. `planning` produces these structures, `rundir` writes them,
+providers and reports read them; all of them survive a trip through JSON unchanged.
+"""
+
+from typing import Literal
+
+import msgspec
+
+PLAN_FORMAT = 1
+Role = Literal["Root", "Stem", "Leaf"]
+Limit = Literal["compute", "link"]
+
+
+class ProviderSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """One machine of the pool, as its owner described it."""
+
+    id: int
+    address: str
+    memory_bytes: int
+    bandwidth_mbps: float
+    gflops: float
+    latency_ms: float = 0.0
+
+    @property
+    def bytes_per_s(self) -> float:
+        return self.bandwidth_mbps * 1e6 / 8
+
+
+class MemoryEstimate(msgspec.Struct, frozen=True, kw_only=True):
+    """Predicted peak memory of one stage, split by what it is spent on."""
+
+    weights: int
+    gradients: int
+    optimizer: int
+    versions: int
+    activations: int
+    working: int
+
+    @property
+    def total(self) -> int:
+        return (
+            self.weights
+            + self.gradients
+            + self.optimizer
+            + self.versions
+            + self.activations
+            + self.working
+        )
+
+
+class StagePlan(msgspec.Struct, frozen=True, kw_only=True):
+    """One provider's share of the model. `start` and `stop` count operators of the train graph."""
+
+    index: int
+    provider: ProviderSpec
+    role: Role
+    start: int
+    stop: int
+    parameters: int
+    first_parameter: str
+    flops: int
+    compute_s: float
+    sent_bytes: int
+    received_bytes: int
+    tied_bytes: int
+    link_s: float
+    in_flight: int
+    memory: MemoryEstimate
+
+    @property
+    def step_s(self) -> float:
+        return max(self.compute_s, self.link_s)
+
+    @property
+    def limit(self) -> Limit:
+        return "compute" if self.compute_s >= self.link_s else "link"
+
+
+class ClusterPlan(msgspec.Struct, frozen=True, kw_only=True):
+    """Stages in pipeline order; together they hold the whole model once."""
+
+    id: int
+    stages: tuple[StagePlan, ...]
+
+    @property
+    def bottleneck(self) -> StagePlan:
+        return max(self.stages, key=lambda stage: stage.step_s)
+
+    @property
+    def step_s(self) -> float:
+        return self.bottleneck.step_s
+
+
+class RingPlan(msgspec.Struct, frozen=True, kw_only=True):
+    """A run of tensors with one owner in every cluster. `owners[c]` is cluster c's provider id."""
+
+    id: int
+    names: tuple[str, ...]
+    owners: tuple[int, ...]
+    first_parameter: str
+    """What the ring is called by; the first name if it averages buffers only."""
+
+
+class IdleProvider(msgspec.Struct, frozen=True, kw_only=True):
+    """A provider the plan does not use, and the reason its owner is told."""
+
+    provider: ProviderSpec
+    reason: str
+
+
+class ModelSummary(msgspec.Struct, frozen=True, kw_only=True):
+    """Figures of the whole model that the report quotes."""
+
+    name: str
+    parameters: int
+    parameter_bytes: int
+    training_bytes: int
+    operators: int
+    batch_size: int
+    flops: int
+
+
+class Plan(msgspec.Struct, frozen=True, kw_only=True):
+    """The whole answer: clusters, rings, who is idle and why, and what is expected of it."""
+
+    format: int = PLAN_FORMAT
+    plan_id: str
+    model: ModelSummary
+    clusters: tuple[ClusterPlan, ...]
+    rings: tuple[RingPlan, ...]
+    idle: tuple[IdleProvider, ...]
+    single_machine_s: float
+    warnings: tuple[str, ...] = ()
+
+    @property
+    def steps_per_s(self) -> float:
+        """Batches per second of the whole run: every cluster works on batches of its own."""
+        return sum(1.0 / cluster.step_s for cluster in self.clusters)
+
+    @property
+    def addresses(self) -> dict[int, str]:
+        """Provider id → address, of everyone who takes part."""
+        return {
+            stage.provider.id: stage.provider.address
+            for cluster in self.clusters
+            for stage in cluster.stages
+        }

@@ -1,0 +1,105 @@
+"""What a stage would cost if it ran from one legal cut point to another.
+
+The profiler fills these tables once per model; the search then prices any stage of any cluster by
+looking up two indices. Rows and columns are *cut points*, numbered 0 … M-1 in model order; cut
+point 0 is the start of the model and M-1 its end. A stage is a pair p < q.
+
+Knows nothing about providers except how to turn their figures into seconds and bytes.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from ravnest.plan import MemoryEstimate
+
+Floats = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
+Bools = npt.NDArray[np.bool_]
+
+REFERENCE_GFLOPS = 50.0
+"""Sustained speed assumed for a provider that does not state its own: a modest 4-core laptop."""
+
+
+@dataclass(frozen=True)
+class TrainingMemory:
+    """How training multiplies the bytes of trainable weights and of activations."""
+
+    optimizer_factor: float = 2.0
+    max_versions: int = 2
+
+    def in_flight(self, stage: int, stages: int) -> int:
+        """Micro-batches between their forward and their backward on this stage."""
+        return stages - stage
+
+    def versions(self, stage: int, stages: int) -> int:
+        """Weight versions alive at once: the last stage never needs an old one."""
+        return min(self.max_versions, self.in_flight(stage, stages))
+
+
+@dataclass(frozen=True)
+class CutCosts:
+    """Tables over cut points. Vectors have length M, matrices M x M (valid above the diagonal)."""
+
+    operator: Ints
+    """operator[p]: how many operators of the train graph come before cut point p."""
+    compute_s: Floats
+    """compute_s[p]: seconds of forward+backward before p, at REFERENCE_GFLOPS (a prefix sum)."""
+    flops: Floats
+    """flops[p]: forward+backward FLOPs before p (a prefix sum)."""
+    forward_bytes: Floats
+    """forward_bytes[p]: activations that cross p, skip connections included (0 at both ends)."""
+    backward_bytes: Floats
+    """backward_bytes[p]: gradients that cross p in the other direction (0 at both ends)."""
+    weight_bytes: Floats
+    """weight_bytes[p, q]: distinct parameters and buffers used by operators p … q."""
+    trainable_bytes: Floats
+    """trainable_bytes[p, q]: the part of weight_bytes that receives gradients."""
+    activation_bytes: Floats
+    """activation_bytes[p, q]: distinct storages autograd keeps for one micro-batch."""
+    working_bytes: Floats
+    """working_bytes[p, q]: the largest short-lived need of a single operator."""
+    tied_bytes: Floats
+    """tied_bytes[p, q]: trainable bytes this stage shares with others, exchanged every update."""
+    trainable_operators: Ints
+    """trainable_operators[p]: operators before p that use a trainable parameter (a prefix sum)."""
+
+    @property
+    def cut_points(self) -> int:
+        return len(self.operator)
+
+    def memory(
+        self, p: int, q: int, stage: int, stages: int, training: TrainingMemory
+    ) -> MemoryEstimate:
+        """Predicted peak of the stage p … q as number `stage` of `stages`."""
+        weights = int(self.weight_bytes[p, q])
+        trainable = int(self.trainable_bytes[p, q])
+        return MemoryEstimate(
+            weights=weights,
+            gradients=trainable,
+            optimizer=int(trainable * training.optimizer_factor),
+            versions=trainable * (training.versions(stage, stages) - 1),
+            activations=int(self.activation_bytes[p, q]) * training.in_flight(stage, stages),
+            working=int(self.working_bytes[p, q]),
+        )
+
+    def memory_matrix(self, stage: int, stages: int, training: TrainingMemory) -> Floats:
+        """`memory(...).total` for every pair of cut points at once."""
+        factor = 1 + training.optimizer_factor + training.versions(stage, stages) - 1
+        activations = self.activation_bytes * training.in_flight(stage, stages)
+        total: Floats = (
+            self.weight_bytes + self.trainable_bytes * factor + activations + self.working_bytes
+        )
+        return total
+
+    def sent_bytes(self, p: int, q: int) -> float:
+        """Upload per step: activations to the next stage, gradients to the previous one."""
+        return float(self.forward_bytes[q] + self.backward_bytes[p] + self.tied_bytes[p, q])
+
+    def received_bytes(self, p: int, q: int) -> float:
+        """Download per step: activations from the previous stage, gradients from the next one."""
+        return float(self.forward_bytes[p] + self.backward_bytes[q] + self.tied_bytes[p, q])
+
+    def compute_seconds(self, p: int, q: int, gflops: float) -> float:
+        return float(self.compute_s[q] - self.compute_s[p]) * REFERENCE_GFLOPS / gflops
