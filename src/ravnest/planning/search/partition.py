@@ -1,0 +1,286 @@
+"""Where to cut the model for providers whose order is already decided.
+
+Stage k of an ordered cluster runs from cut point p to cut point q. Its seconds per batch are the
+larger of its compute and its link, a stage that exceeds its provider's memory costs infinity, and
+the pipeline is as fast as its slowest stage. So the best cut is a shortest path in which lengths
+combine by maximum, found exactly by a dynamic programme over cut points:
+
+    least[k + 1][q] = min over p of max(least[k][p], seconds[k][p, q])
+
+The fastest cut is rarely alone: many cuts are within a fraction of a percent of it. A second pass
+over the few cut points that lie on such cuts picks the one that sends the fewest bytes.
+
+Seconds are held in single precision, which is exact enough to rank cuts and twice as fast; memory
+is a hard limit and is compared in double precision.
+
+Knows nothing about which providers belong together or in which order: see `clusters`.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ravnest.plan import ProviderSpec
+from ravnest.planning.costing.costs import (
+    REFERENCE_GFLOPS,
+    Bools,
+    CutCosts,
+    Floats,
+    Ints,
+    TrainingMemory,
+)
+from ravnest.planning.search.coarse import CoarseCosts
+
+Singles = npt.NDArray[np.float32]
+
+TRAFFIC_TOLERANCE = 0.004
+"""How much slower than the fastest cut a cut may be in order to send fewer bytes."""
+
+SLOWEST = 1e-9
+"""Floor for speeds in bytes/s and GFLOP/s: 0 would turn 'infinitely slow' into 0/0."""
+
+ROUNDING = 1 + 1e-6
+"""Slack for comparing figures that went through single precision."""
+
+ALL = slice(None)
+
+
+@dataclass(frozen=True)
+class Cut:
+    """`points[k]` … `points[k + 1]` is stage k; the first point is 0 and the last is M-1."""
+
+    points: tuple[int, ...]
+    step_s: float
+
+
+def most_stages(costs: CutCosts) -> int:
+    """The longest pipeline this model can be cut into."""
+    trained = costs.trainable_operators
+    return len(np.unique(trained)) - 1 if trained[-1] > 0 else costs.cut_points - 1
+
+
+def memory_of(costs: CutCosts, pairs: Any, distance: int, training: TrainingMemory) -> Floats:
+    """Bytes that some stages need; `pairs` indexes the tables like any numpy index."""
+    chosen = replace(
+        costs,
+        weight_bytes=costs.weight_bytes[pairs],
+        trainable_bytes=costs.trainable_bytes[pairs],
+        activation_bytes=costs.activation_bytes[pairs],
+        working_bytes=costs.working_bytes[pairs],
+    )
+    return chosen.memory_matrix(0, distance, training)
+
+
+class StageTables:
+    """Prices of all stages that start in `rows` and stop in `columns`, for any provider.
+
+    The memory of a stage depends on its distance from the end of the pipeline only (1 for the last
+    stage): that is how many micro-batches it holds. The number of stages before it is irrelevant.
+
+    All tables are stored column by column (stops in rows of memory): see `pricing`.
+    """
+
+    def __init__(
+        self,
+        costs: CutCosts,
+        training: TrainingMemory,
+        rows: slice = ALL,
+        columns: slice = ALL,
+    ) -> None:
+        self.costs = costs
+        self.training = training
+        self._rows, self._columns = rows, columns
+        self._memory: dict[int, Floats] = {}
+        self._most_memory: dict[int, float] = {}
+        compute = costs.compute_s[columns] - costs.compute_s[rows][:, None]
+        self.unit_s = (compute * REFERENCE_GFLOPS).astype(np.float32, order="F")
+        """Seconds at 1 GFLOP/s; infinite where no stage may run."""
+        self.unit_s[~_allowed(costs, rows, columns)] = np.inf
+        self.link_bytes = _link_bytes(costs, rows, columns).astype(np.float32, order="F")
+        """Bytes per step over the stage's link, in its busier direction."""
+
+    def memory(self, distance: int) -> Floats:
+        """Bytes each stage needs, `distance` stages from the end of the pipeline."""
+        if distance not in self._memory:
+            block = self._rows, self._columns
+            memory = np.asfortranarray(memory_of(self.costs, block, distance, self.training))
+            self._memory[distance] = memory
+            self._most_memory[distance] = float(memory.max())
+        return self._memory[distance]
+
+    def seconds(
+        self, provider: ProviderSpec, distance: int, rows: slice = ALL, columns: slice = ALL
+    ) -> Singles:
+        """Seconds per batch of each stage on this provider; infinite where it does not fit."""
+        slowness = np.float32(1 / max(provider.gflops, SLOWEST))
+        seconds: Singles = self.unit_s[rows, columns] * slowness
+        link_s = self.link_bytes[rows, columns] * np.float32(1 / max(provider.bytes_per_s, SLOWEST))
+        np.maximum(seconds, link_s, out=seconds)
+        memory = self.memory(distance)
+        if self._most_memory[distance] > provider.memory_bytes:
+            too_large = memory[rows, columns] > provider.memory_bytes
+            np.putmask(seconds.T, too_large.T, np.inf)
+        return seconds
+
+    @cached_property
+    def sent_bytes(self) -> Singles:
+        """Bytes each stage sends per step."""
+        rows, columns = self._rows, self._columns
+        ahead, back = self.costs.forward_bytes[columns], self.costs.backward_bytes[rows]
+        sent = ahead + back[:, None] + self.costs.tied_bytes[rows, columns]
+        return sent.astype(np.float32)
+
+
+def _allowed(costs: CutCosts, rows: slice, columns: slice) -> Bools:
+    """Pairs p < q between which there is something to train, if the model trains at all."""
+    trained = costs.trainable_operators
+    order = trained if trained[-1] > 0 else np.arange(costs.cut_points)
+    allowed: Bools = order[columns] > order[rows][:, None]
+    return allowed
+
+
+def _link_bytes(costs: CutCosts, rows: slice, columns: slice) -> Floats:
+    ahead, back = costs.forward_bytes, costs.backward_bytes
+    sent = ahead[columns] + back[rows][:, None]
+    received = ahead[rows][:, None] + back[columns]
+    busier: Floats = np.maximum(sent, received) + costs.tied_bytes[rows, columns]
+    points = np.arange(costs.cut_points)
+    if points[rows][0] == 0 and points[columns][-1] == costs.cut_points - 1:
+        busier[0, -1] = 0.0  # the whole model on one provider has nobody to talk to
+    return busier
+
+
+def best_cut(
+    costs: CutCosts,
+    providers: Sequence[ProviderSpec],
+    training: TrainingMemory,
+    *,
+    tolerance: float = TRAFFIC_TOLERANCE,
+    tables: StageTables | None = None,
+) -> Cut | None:
+    """The fastest contiguous cut, or one within `tolerance` of it that sends fewer bytes.
+
+    None if no cut fits. Pass `tables` to share them between many calls on the same costs.
+    """
+    tables = tables or StageTables(costs, training)
+    stages, last = len(providers), costs.cut_points - 1
+    layers = [slice(0, 1), *[slice(1, last)] * (stages - 1), slice(last, last + 1)]
+    seconds = [
+        tables.seconds(provider, stages - k, layers[k], layers[k + 1])
+        for k, provider in enumerate(providers)
+    ]
+    traffic = [tables.sent_bytes[layers[k], layers[k + 1]] for k in range(stages)]
+    chosen = _choose(seconds, traffic, tolerance)
+    return None if chosen is None else _as_cut(costs, providers, layers, chosen)
+
+
+def refine(
+    full: CutCosts,
+    coarse: CoarseCosts,
+    providers: Sequence[ProviderSpec],
+    training: TrainingMemory,
+    cut: Cut,
+    *,
+    tolerance: float = TRAFFIC_TOLERANCE,
+    reach: int = 2,
+    width: int = 96,
+) -> Cut:
+    """Improve a cut of the coarse tables on the full ones; the result counts full cut points.
+
+    Each cut may move by `reach` coarse cut points, and by at most `width` full ones, either way.
+    """
+    if len(coarse.points) == full.cut_points:
+        return cut
+    stages = len(providers)
+    layers = _windows(coarse.points, cut.points, reach, width)
+    blocks = [StageTables(full, training, layers[k], layers[k + 1]) for k in range(stages)]
+    seconds = [
+        block.seconds(provider, stages - k)
+        for k, (block, provider) in enumerate(zip(blocks, providers, strict=True))
+    ]
+    chosen = _choose(seconds, [block.sent_bytes for block in blocks], tolerance)
+    assert chosen is not None, "the coarse cut itself is inside the windows"
+    return _as_cut(full, providers, layers, chosen)
+
+
+def _windows(known: Ints, points: Sequence[int], reach: int, width: int) -> list[slice]:
+    last = int(known[-1])
+    windows = [slice(0, 1)]
+    for point in points[1:-1]:
+        centre = int(known[point])
+        low = max(1, centre - width, int(known[max(point - reach, 0)]))
+        high = min(last - 1, centre + width, int(known[min(point + reach, len(known) - 1)]))
+        windows.append(slice(low, high + 1))
+    return [*windows, slice(last, last + 1)]
+
+
+def _as_cut(
+    costs: CutCosts,
+    providers: Sequence[ProviderSpec],
+    layers: Sequence[slice],
+    chosen: Sequence[int],
+) -> Cut:
+    """Translate positions within layers to cut points, and price them in double precision."""
+    points = tuple(layer.start + at for layer, at in zip(layers, chosen, strict=True))
+    step_s = 0.0
+    for provider, p, q in zip(providers, points[:-1], points[1:], strict=True):
+        compute_s = costs.compute_seconds(p, q, max(provider.gflops, SLOWEST))
+        step_s = max(step_s, compute_s)
+        if len(providers) > 1:
+            link = max(costs.sent_bytes(p, q), costs.received_bytes(p, q))
+            step_s = max(step_s, link / max(provider.bytes_per_s, SLOWEST))
+    return Cut(points, step_s)
+
+
+def _choose(
+    seconds: Sequence[Singles], traffic: Sequence[Singles], tolerance: float
+) -> list[int] | None:
+    """Position of each cut in its layer: the fastest path, then the least traffic near it."""
+    reached = [np.zeros(1, dtype=np.float32)]
+    for table in seconds:
+        reached.append(np.maximum(reached[-1][:, None], table).min(axis=0))
+    step_s = float(reached[-1][0])
+    if not np.isfinite(step_s):
+        return None
+    alive = _near_optimal(seconds, reached, step_s * (1 + tolerance) * ROUNDING)
+    blocks = [np.ix_(p, q) for p, q in pairwise(alive)]
+    seconds = [table[block] for table, block in zip(seconds, blocks, strict=True)]
+    traffic = [table[block] for table, block in zip(traffic, blocks, strict=True)]
+    quickest, most = _least_traffic(seconds, traffic, step_s * ROUNDING)
+    lightest, least = _least_traffic(seconds, traffic, step_s * (1 + tolerance) * ROUNDING)
+    path = lightest if least < most else quickest
+    return [int(points[at]) for points, at in zip(alive, path, strict=True)]
+
+
+def _near_optimal(
+    seconds: Sequence[Singles], reached: Sequence[Singles], limit_s: float
+) -> list[Ints]:
+    """For each layer, the positions that lie on some path no slower than `limit_s`."""
+    remaining = np.zeros(1, dtype=np.float32)
+    alive = [np.zeros(1, dtype=np.int64)]
+    for table, before in zip(reversed(seconds), reversed(reached[:-1]), strict=True):
+        # Only columns that are alive can be on such a path.
+        remaining = np.maximum(table[:, alive[-1]], remaining[alive[-1]]).min(axis=1)
+        alive.append(np.flatnonzero(np.maximum(before, remaining) <= limit_s))
+    return alive[::-1]
+
+
+def _least_traffic(
+    seconds: Sequence[Singles], traffic: Sequence[Singles], limit_s: float
+) -> tuple[list[int], float]:
+    """Among the paths no slower than `limit_s`, the one that sends least, and how much it sends."""
+    least = np.zeros(1, dtype=np.float32)
+    choices: list[Ints] = []
+    for table, sent in zip(seconds, traffic, strict=True):
+        total = np.where(table <= limit_s, least[:, None] + sent, np.float32(np.inf))
+        choices.append(total.argmin(axis=0))
+        least = total.min(axis=0)
+    path = [0]
+    for choice in reversed(choices):
+        path.append(int(choice[path[-1]]))
+    return path[::-1], float(least[0])

@@ -1,0 +1,134 @@
+"""One more provider in a cluster: the price for every kind in the pool at once.
+
+The search mostly asks "who would do better here?". Asked for one candidate at a time, nearly all
+answers are no and each costs a table. But with the pipeline in front of and behind the open place
+fixed, all candidates differ in three numbers only (speed, bandwidth, memory), so a single
+array operation prices the whole pool.
+
+At the two ends of the pipeline one border of the stage is given and the answer is exact. In
+between, both borders are free; the scan then considers only the most promising stages, so that it
+may underrate a candidate, never overrate one.
+
+Knows nothing about who is free to move: see `search`.
+"""
+
+import numpy as np
+
+from ravnest.planning.costing.costs import Floats
+from ravnest.planning.search.partition import SLOWEST, Singles, StageTables
+from ravnest.planning.search.pricing import Order, Prices
+
+STAGES_TRIED = 64
+"""Stages considered at an inner place of the pipeline."""
+
+UNFIT = np.float32(1e25)
+LARGEST = np.float32(1e20)
+"""Seconds charged for a stage that does not fit, and the most that a real one can take."""
+
+KEPT_BYTES = 64_000_000
+"""Memory for answers kept between calls."""
+
+
+class Scanner:
+    """Prices of joining a cluster. `scanned` counts the places priced so far."""
+
+    def __init__(self, tables: StageTables, prices: Prices) -> None:
+        kinds = prices.kinds
+        self.scanned = 0
+        self._tables = tables
+        self._prices = prices
+        self._slowness = np.array([1 / max(k.gflops, SLOWEST) for k in kinds], dtype=np.float32)
+        self._per_byte = np.array([1 / max(k.bytes_per_s, SLOWEST) for k in kinds], np.float32)
+        memory = np.array([k.memory_bytes for k in kinds], dtype=np.float64)
+        self._sizes, rank = np.unique(memory, return_inverse=True)
+        self._room = rank.astype(np.float32) * UNFIT
+        starts, stops = np.nonzero(np.isfinite(tables.unit_s))
+        self._starts, self._stops = starts, stops
+        self._unit_s = tables.unit_s[starts, stops]
+        self._link = tables.link_bytes[starts, stops]
+        self._usual_s = np.maximum(
+            self._unit_s * np.median(self._slowness), self._link * np.median(self._per_byte)
+        )
+        self._ends: dict[int, Singles] = {}
+        self._needs: dict[int, Singles] = {}
+        self._work = np.empty((2, max(STAGES_TRIED, len(tables.unit_s)), len(kinds)), np.float32)
+        self._kept: dict[tuple[Order, int], Singles] = {}
+        self._keep = max(64, KEPT_BYTES // (4 * len(kinds)))
+
+    def joined(self, order: Order, place: int) -> Singles:
+        """[kind]: batches per second of `order` with one more provider at this place."""
+        key = order, place
+        rates = self._kept.get(key)
+        if rates is None:
+            if len(self._kept) >= self._keep:
+                self._kept.clear()
+            rates = self._kept[key] = self._join(order, place)
+        return rates
+
+    def _join(self, order: Order, place: int) -> Singles:
+        self.scanned += 1
+        stages = len(order) + 1
+        if stages == 1:
+            steps = self._first(1)[-1]
+        elif place == 0:
+            steps = np.maximum(self._first(stages), self._prices.tail(order)[:, None]).min(axis=0)
+        elif place == len(order):
+            head = self._prices.head(order, stages)
+            steps = np.maximum(self._last(), head[:, None]).min(axis=0)
+        else:
+            head = self._prices.head(order[:place], stages)
+            tail = self._prices.tail(order[place:])
+            steps = self._between(head, tail, stages - place)
+        rates: Singles = 1 / np.maximum(steps, np.float32(SLOWEST))
+        rates[steps >= LARGEST] = 0
+        return rates
+
+    def _between(self, head: Singles, tail: Singles, distance: int) -> Singles:
+        given = np.maximum(head[self._starts], tail[self._stops])
+        tried = np.flatnonzero(given < LARGEST)
+        if len(tried) > STAGES_TRIED:
+            usual = np.maximum(given, self._usual_s)[tried]
+            tried = tried[np.argpartition(usual, STAGES_TRIED)[:STAGES_TRIED]]
+        if len(tried) == 0:
+            return np.full(len(self._room), np.inf, dtype=np.float32)
+        if distance not in self._needs:
+            memory = self._tables.memory(distance)[self._starts, self._stops]
+            self._needs[distance] = self._rank(memory)
+        needs = self._needs[distance][tried]
+        steps = self._seconds(self._unit_s[tried], self._link[tried], needs)
+        np.maximum(steps, given[tried][:, None], out=steps)
+        fastest: Singles = steps.min(axis=0)
+        return fastest
+
+    def _rank(self, memory: Floats) -> Singles:
+        """How many of the pool's memory sizes are too small, in units of UNFIT."""
+        return np.searchsorted(self._sizes, memory, side="left").astype(np.float32) * UNFIT
+
+    def _seconds(self, unit_s: Singles, link: Singles, needs: Singles) -> Singles:
+        """[stage, kind]: seconds per batch, UNFIT or more where the stage does not fit."""
+        seconds: Singles = self._work[0, : len(unit_s)]
+        other = self._work[1, : len(unit_s)]
+        np.multiply(unit_s[:, None], self._slowness, out=seconds)
+        np.multiply(link[:, None], self._per_byte, out=other)
+        np.maximum(seconds, other, out=seconds)
+        np.subtract(needs[:, None], self._room, out=other)
+        np.maximum(seconds, other, out=seconds)
+        return seconds
+
+    def _first(self, stages: int) -> Singles:
+        """[q, kind]: seconds of the first of `stages` stages if it stops at q."""
+        if stages not in self._ends:
+            tables = self._tables
+            needs = self._rank(tables.memory(stages)[0])
+            seconds = self._seconds(tables.unit_s[0], tables.link_bytes[0], needs)
+            self._ends[stages] = seconds.copy()
+        return self._ends[stages]
+
+    def _last(self) -> Singles:
+        """[p, kind]: seconds of the last stage if it starts at p."""
+        if 0 not in self._ends:
+            tables = self._tables
+            needs = self._rank(tables.memory(1)[:, -1])
+            seconds = self._seconds(tables.unit_s[:, -1], tables.link_bytes[:, -1], needs)
+            self._ends[0] = seconds.copy()
+        return self._ends[0]
