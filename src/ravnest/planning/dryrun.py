@@ -1,0 +1,72 @@
+"""`ravnest plan`: run a user's script up to its call of `clusterize`, and stop with the plan.
+
+The script is the user's own and runs as `python SCRIPT` would run it. Inside it, `clusterize` asks
+here whether it is being tried out, and if so hands its plan over instead of writing files.
+"""
+
+import contextvars
+import runpy
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from ravnest.errors import PlanError
+from ravnest.plan import Plan
+
+
+class _Delivered(BaseException):
+    """Carries the plan out of the script; not an Exception, so that no handler there stops it."""
+
+    def __init__(self, plan: Plan) -> None:
+        super().__init__()
+        self.plan = plan
+
+
+@dataclass(frozen=True)
+class Overrides:
+    """What the command line wants different from the script, and whether this is a trial."""
+
+    pool: Path | None = None
+    min_cluster_size: int | None = None
+    max_clusters: int | None = None
+    dry: bool = False
+
+    def deliver(self, plan: Plan) -> None:
+        """In a trial, end the script here."""
+        if self.dry:
+            raise _Delivered(plan)
+
+
+_current: contextvars.ContextVar[Overrides] = contextvars.ContextVar("overrides")
+
+
+def current() -> Overrides:
+    return _current.get(Overrides())
+
+
+def plan_script(
+    script: Path,
+    args: Sequence[str] = (),
+    *,
+    pool: Path | None = None,
+    min_cluster_size: int | None = None,
+    max_clusters: int | None = None,
+) -> Plan:
+    """The plan that the script's `clusterize` would make."""
+    overrides = Overrides(pool, min_cluster_size, max_clusters, dry=True)
+    token = _current.set(overrides)
+    argv, path = sys.argv, list(sys.path)
+    sys.argv = [str(script), *args]
+    sys.path.insert(0, str(script.resolve().parent))
+    try:
+        runpy.run_path(str(script), run_name="__main__")
+    except _Delivered as delivered:
+        return delivered.plan
+    except SystemExit as ended:
+        if ended.code:  # the script failed; it chose how to say so
+            raise
+    finally:
+        sys.argv, sys.path[:] = argv, path
+        _current.reset(token)
+    raise PlanError(f"{script} ended without calling clusterize(model=…, example_args=…)")

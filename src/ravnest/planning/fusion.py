@@ -1,0 +1,141 @@
+"""Put the trained stages of a cluster back together as one state_dict of the original model.
+
+Every key of the original state_dict comes from the one stage that owns its tensor; tied names share
+it. Stages that are missing, untrained, damaged or of another plan are named, not papered over.
+"""
+
+from collections import OrderedDict
+from collections.abc import Mapping
+from pathlib import Path
+
+import msgspec
+import torch
+from safetensors.torch import save_file
+
+from ravnest.errors import FusionError, PackageError
+from ravnest.plan import ClusterPlan, Plan
+from ravnest.rundir import ModelIndex, RunDir
+from ravnest.stage.package import (
+    TRAINED,
+    TRAINED_MANIFEST,
+    StagePackage,
+    check_trained,
+    load_package,
+    load_weights,
+)
+
+STATE_DICT = "trained_state_dict.pt"
+SAFETENSORS = "trained_state_dict.safetensors"
+
+
+def fuse_cluster(
+    root: Path | str = "node_data", cluster_id: int = 0, output: Path | str = "trained"
+) -> Path:
+    """Write the fused state_dict, also as safetensors, and return the path of the former."""
+    run = RunDir(root)
+    plan, index = _read_plan(run)
+    cluster = _cluster(plan, cluster_id)
+    packages = [_open_stage(run, plan, cluster, number) for number in range(len(cluster.stages))]
+    owned = _owned_tensors(packages)
+    missing = [entry.tensor for entry in index.state if entry.tensor not in owned]
+    if missing:
+        raise FusionError(f"no stage of cluster {cluster_id} owns the tensor {missing[0]!r}")
+    state = assemble(index, owned)
+    return _write(state, Path(output))
+
+
+def assemble(
+    index: ModelIndex, tensors: Mapping[str, torch.Tensor]
+) -> "OrderedDict[str, torch.Tensor]":
+    """A state_dict like the original's, format versions included."""
+    state = OrderedDict((entry.key, tensors[entry.tensor]) for entry in index.state)
+    versions = {path: {"version": version} for path, version in index.versions.items()}
+    state._metadata = versions  # type: ignore[attr-defined]
+    return state
+
+
+def _read_plan(run: RunDir) -> tuple[Plan, ModelIndex]:
+    try:
+        plan = msgspec.json.decode(run.plan_file.read_bytes(), type=Plan)
+        index = msgspec.json.decode(run.model_file.read_bytes(), type=ModelIndex)
+    except FileNotFoundError as error:
+        raise FusionError(
+            f"there is no plan in {run.root} ({Path(error.filename).name} is missing); "
+            "run clusterize first, or name the folder it wrote to"
+        ) from None
+    except (OSError, msgspec.DecodeError) as error:
+        raise FusionError(f"the plan in {run.root} cannot be read: {error}") from error
+    if plan.plan_id != index.plan_id:
+        raise FusionError(f"plan.json and model.json in {run.root} belong to different plans")
+    return plan, index
+
+
+def _cluster(plan: Plan, cluster_id: int) -> ClusterPlan:
+    for cluster in plan.clusters:
+        if cluster.id == cluster_id:
+            return cluster
+    known = ", ".join(str(cluster.id) for cluster in plan.clusters)
+    raise FusionError(f"there is no cluster {cluster_id}; this plan has: {known}")
+
+
+def _open_stage(run: RunDir, plan: Plan, cluster: ClusterPlan, number: int) -> StagePackage:
+    stage = cluster.stages[number]
+    who = f"stage {number} (node_{stage.provider.id}, {stage.provider.address})"
+    path = run.package_dir(cluster.id, stage.provider.address)
+    if not (path / TRAINED).is_file() or not (path / TRAINED_MANIFEST).is_file():
+        raise FusionError(
+            f"{who} has no trained weights in {path}. Train with Trainer(save=True); if providers "
+            "ran on other machines, copy their trained.safetensors and trained.json here first."
+        )
+    try:
+        package = load_package(path)
+        check_trained(package)
+    except PackageError as error:
+        raise FusionError(f"{who} cannot be used: {error}") from error
+    found = package.manifest
+    if (found.plan_id, found.cluster, found.stage) != (plan.plan_id, cluster.id, number):
+        raise FusionError(
+            f"{path} holds stage {found.stage} of cluster {found.cluster}, plan {found.plan_id}; "
+            f"expected {who} of cluster {cluster.id}, plan {plan.plan_id}"
+        )
+    return package
+
+
+def _owned_tensors(packages: list[StagePackage]) -> dict[str, torch.Tensor]:
+    owned: dict[str, torch.Tensor] = {}
+    for package in packages:
+        try:
+            weights = load_weights(package.directory / TRAINED, package.graph)
+        except PackageError as error:
+            raise FusionError(str(error)) from error
+        for spec in package.graph.tensors:
+            if spec.owner:
+                if spec.name in owned:
+                    raise FusionError(f"two stages claim to own the tensor {spec.name!r}")
+                owned[spec.name] = weights[spec.name]
+    return owned
+
+
+def _write(state: dict[str, torch.Tensor], folder: Path) -> Path:
+    """Both files complete, or neither changed."""
+    folder.mkdir(parents=True, exist_ok=True)
+    pending = {name: folder / (name + ".new") for name in (SAFETENSORS, STATE_DICT)}
+    try:
+        torch.save(state, pending[STATE_DICT])
+        save_file(_without_sharing(state), pending[SAFETENSORS])
+        for name, path in pending.items():
+            path.replace(folder / name)
+    finally:
+        for path in pending.values():
+            path.unlink(missing_ok=True)
+    return folder / STATE_DICT
+
+
+def _without_sharing(state: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """safetensors wants every name to have memory of its own; tied names get a copy."""
+    seen: set[int] = set()
+    separate = {}
+    for key, tensor in state.items():
+        separate[key] = tensor.clone() if id(tensor) in seen else tensor
+        seen.add(id(tensor))
+    return separate

@@ -1,0 +1,146 @@
+"""From a studied model and a pool to a complete `Plan`.
+
+The search decides who works with whom and where the cuts fall; here the decision is written out
+with every figure the report, the files and the providers need.
+"""
+
+import bisect
+import hashlib
+from collections.abc import Sequence
+
+import msgspec
+
+from ravnest.plan import (
+    ClusterPlan,
+    IdleProvider,
+    ModelSummary,
+    Plan,
+    ProviderSpec,
+    RingPlan,
+    Role,
+    StagePlan,
+)
+from ravnest.planning.costing.costs import CutCosts
+from ravnest.planning.search.clusters import ClusterLayout, PlanOptions, form_clusters
+from ravnest.planning.search.rings import form_rings
+from ravnest.planning.study import Study
+
+
+def make_plan(study: Study, pool: Sequence[ProviderSpec], options: PlanOptions) -> Plan:
+    """The best plan found for this model on this pool; `PlanError` if there is none."""
+    layout = form_clusters(study.costs, pool, options)
+    clusters = tuple(
+        _cluster_plan(study, number, cluster, options)
+        for number, cluster in enumerate(layout.clusters)
+    )
+    plan = Plan(
+        plan_id="",
+        model=_summary(study, options),
+        clusters=clusters,
+        rings=_rings(study, clusters),
+        idle=tuple(IdleProvider(provider=who, reason=why) for who, why in layout.idle),
+        single_machine_s=_single_machine_seconds(study.costs, pool),
+        warnings=study.warnings,
+    )
+    return msgspec.structs.replace(plan, plan_id=_fingerprint(study, plan))
+
+
+def role_of(stage: int, stages: int) -> Role:
+    """A cluster's only provider is both Root and Leaf; it answers to Root."""
+    if stage == 0:
+        return "Root"
+    return "Leaf" if stage == stages - 1 else "Stem"
+
+
+def _cluster_plan(
+    study: Study, number: int, layout: ClusterLayout, options: PlanOptions
+) -> ClusterPlan:
+    points = layout.cut.points
+    stages = len(points) - 1
+    return ClusterPlan(
+        id=number,
+        stages=tuple(
+            _stage_plan(study, layout.providers[k], k, stages, points[k], points[k + 1], options)
+            for k in range(stages)
+        ),
+    )
+
+
+def _stage_plan(
+    study: Study,
+    provider: ProviderSpec,
+    stage: int,
+    stages: int,
+    p: int,
+    q: int,
+    options: PlanOptions,
+) -> StagePlan:
+    costs = study.costs
+    start, stop = int(costs.operator[p]), int(costs.operator[q])
+    owned = [name for name, home in study.homes.items() if start <= home < stop]
+    parameters = [name for name in owned if study.held[name].kind == "parameter"]
+    sent = costs.sent_bytes(p, q)
+    received = costs.received_bytes(p, q)
+    return StagePlan(
+        index=stage,
+        provider=provider,
+        role=role_of(stage, stages),
+        start=start,
+        stop=stop,
+        parameters=sum(study.held[name].tensor.numel() for name in parameters),
+        first_parameter=next(iter(parameters), ""),
+        flops=int(costs.flops[q] - costs.flops[p]),
+        compute_s=costs.compute_seconds(p, q, provider.gflops),
+        sent_bytes=int(sent),
+        received_bytes=int(received),
+        tied_bytes=int(costs.tied_bytes[p, q]),
+        link_s=max(sent, received) / provider.bytes_per_s if stages > 1 else 0.0,
+        in_flight=options.training.in_flight(stage, stages),
+        memory=costs.memory(p, q, stage, stages, options.training),
+    )
+
+
+def _summary(study: Study, options: PlanOptions) -> ModelSummary:
+    costs = study.costs
+    end = costs.cut_points - 1
+    parameters = [tensor for tensor in study.held.values() if tensor.kind == "parameter"]
+    return ModelSummary(
+        name=study.name,
+        parameters=sum(tensor.tensor.numel() for tensor in parameters),
+        parameter_bytes=sum(t.tensor.numel() * t.tensor.element_size() for t in parameters),
+        training_bytes=costs.memory(0, end, 0, 1, options.training).total,
+        operators=len(study.train.ops),
+        batch_size=study.train.batch_size,
+        flops=int(costs.flops[-1]),
+    )
+
+
+def _rings(study: Study, clusters: Sequence[ClusterPlan]) -> tuple[RingPlan, ...]:
+    """Trainable parameters and buffers, in the order the model uses them."""
+    held = study.held
+    names = [name for name in study.homes if held[name].trainable or held[name].kind == "buffer"]
+    parameters = {name for name in names if held[name].kind == "parameter"}
+    return form_rings(names, [_owners(cluster, study, names) for cluster in clusters], parameters)
+
+
+def _owners(cluster: ClusterPlan, study: Study, names: Sequence[str]) -> dict[str, int]:
+    stops = [stage.stop for stage in cluster.stages]
+    return {
+        name: cluster.stages[bisect.bisect_right(stops, study.homes[name])].provider.id
+        for name in names
+    }
+
+
+def _single_machine_seconds(costs: CutCosts, pool: Sequence[ProviderSpec]) -> float:
+    """One batch on the pool's fastest machine, if it could hold the model."""
+    fastest = max(provider.gflops for provider in pool)
+    return costs.compute_seconds(0, costs.cut_points - 1, fastest)
+
+
+def _fingerprint(study: Study, plan: Plan) -> str:
+    """The same model, pool and cuts give the same id; anything else another."""
+    tensors = [
+        (name, str(held.tensor.dtype), list(held.tensor.shape)) for name, held in study.held.items()
+    ]
+    digest = hashlib.sha256(msgspec.json.encode((plan, tensors)))
+    return digest.hexdigest()[:16]

@@ -1,0 +1,203 @@
+"""Everything planning finds out about a model before it looks at any provider.
+
+Capture in both modes, analysis, alignment of the two, costs: done once, then shared by every
+cluster, however many there are and wherever each of them cuts.
+"""
+
+import logging
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import torch
+from torch import nn
+
+from ravnest.errors import CaptureError
+from ravnest.planning.capture.borrowing import switched_to, values_restored
+from ravnest.planning.capture.call import Call, bind_call
+from ravnest.planning.capture.chain import chain_program
+from ravnest.planning.capture.exporting import capture
+from ravnest.planning.capture.program import HeldTensor, ModuleCall, Program
+from ravnest.planning.capture.tensors import held_tensors
+from ravnest.planning.costing.costs import CutCosts
+from ravnest.planning.costing.profile import OpCost, profile, profile_modules, refine
+from ravnest.planning.costing.tables import build_tables
+from ravnest.planning.cutting.alignment import align
+from ravnest.planning.cutting.analysis import Facts, analyse
+from ravnest.planning.cutting.ownership import home_positions
+from ravnest.planning.cutting.staging import CutProgram, build_stages
+from ravnest.planning.torchscript import as_module, mode_is_baked
+from ravnest.stage.graph import StageGraph
+
+logger = logging.getLogger("ravnest.planning")
+
+
+@dataclass(frozen=True)
+class Study:
+    """A model, understood."""
+
+    model: nn.Module
+    """The module that was captured: the user's own, or the stand-in for a TorchScript module."""
+    name: str
+    call: Call
+    train: Program
+    evaluation: Program
+    facts: Facts
+    eval_facts: Facts
+    places: Sequence[int | None]
+    """For every train position the eval position of the same cut, if that cut is possible."""
+    homes: Mapping[str, int]
+    """Tensor name → train position whose stage owns it, in model order."""
+    costs: CutCosts
+    warnings: tuple[str, ...]
+
+    @property
+    def held(self) -> dict[str, HeldTensor]:
+        return self.evaluation.held | self.train.held
+
+    @property
+    def has_weights(self) -> bool:
+        return not any(tensor.tensor.is_meta for tensor in self.held.values())
+
+    @property
+    def names_of(self) -> dict[str, list[str]]:
+        """Canonical name → all names of the tensor, tied ones included."""
+        found: defaultdict[str, list[str]] = defaultdict(list)
+        for name, held in held_tensors(self.model).items():
+            found[held.name].append(name)
+        return found
+
+    def stages(self, cuts: Sequence[int]) -> list[StageGraph]:
+        """The stage graphs for inner borders `cuts`, given as train positions."""
+        places = [self.places[cut] for cut in cuts]
+        usable = [place for place in places if place is not None]
+        if len(usable) != len(cuts):
+            raise ValueError(f"{list(cuts)} contains a place where this model cannot be cut")
+        return build_stages(
+            CutProgram(self.train, self.facts, tuple(cuts)),
+            CutProgram(self.evaluation, self.eval_facts, tuple(usable)),
+            self.homes,
+        )
+
+
+def study(
+    model: nn.Module | torch.jit.ScriptModule,
+    example_args: Sequence[Any] = (),
+    example_kwargs: Mapping[str, Any] | None = None,
+    *,
+    pass_data: bool = False,
+) -> Study:
+    """Capture and measure a model. Leaves the model as it was."""
+    warnings: list[str] = []
+    name = type(model).__name__
+    if isinstance(model, torch.jit.ScriptModule):
+        name = getattr(model, "original_name", name)
+        if mode_is_baked(model):
+            warnings.append(
+                "this TorchScript module was traced: whatever mode it was traced in (dropout, "
+                "BatchNorm) is used for training and for evaluation alike"
+            )
+        model = as_module(model)
+    _check_model(model)
+    call = bind_call(model, example_args, example_kwargs or {})
+    train, evaluation = _programs(model, call, warnings)
+    facts, eval_facts = analyse(train), analyse(evaluation, frozenset(train.written))
+    places = align(train, evaluation, facts, eval_facts)
+    homes = home_positions(train, evaluation, places)
+    costs = _costs(model, call, train, facts, pass_data=pass_data)
+    if not (train.dynamic and evaluation.dynamic):
+        warnings.append(
+            f"this model treats the batch size as a constant: every batch must have exactly "
+            f"{train.batch_size} rows (drop_last=True in the DataLoader)"
+        )
+    for warning in warnings:
+        logger.warning(warning)
+    return Study(
+        model=model,
+        name=name,
+        call=call,
+        train=train,
+        evaluation=evaluation,
+        facts=facts,
+        eval_facts=eval_facts,
+        places=places,
+        homes=homes,
+        costs=build_tables(train, facts, costs, [place is not None for place in places], homes),
+        warnings=tuple(warnings),
+    )
+
+
+def _programs(model: nn.Module, call: Call, warnings: list[str]) -> tuple[Program, Program]:
+    """Both modes as graphs; where that is impossible, the model as a chain of its modules."""
+    try:
+        return capture(model, call, "train"), capture(model, call, "eval")
+    except CaptureError as error:
+        chain = chain_program(model, call)
+        if chain is None:
+            raise
+        warnings.append(
+            f"cut at module boundaries, because a graph cannot be captured: {error} "
+            "Every provider must give its Node the model itself (model=…)."
+        )
+        return chain, chain
+
+
+def _costs(
+    model: nn.Module, call: Call, train: Program, facts: Facts, *, pass_data: bool
+) -> list[OpCost]:
+    if pass_data and any(tensor.tensor.is_meta for tensor in train.held.values()):
+        raise CaptureError(
+            "pass_data=True runs the model, but its weights are on the meta device; "
+            "load them first or use pass_data=False"
+        )
+    resized = call if call.batch_size == train.batch_size else call.resized(train.batch_size)
+    with switched_to(model, "train"):
+        if any(isinstance(op.target, ModuleCall) for op in train.ops):
+            with values_restored(model):
+                return profile_modules(train, resized.leaves, gradients=facts.differentiable)
+        costs = profile(train, gradients=facts.differentiable)
+        if pass_data:
+            costs = refine(costs, train, resized.leaves, gradients=facts.differentiable)
+        return costs
+
+
+def _refuse_shared_memory(model: nn.Module) -> None:
+    """Two tensors over the same memory are trained as one by the model, as two by its stages."""
+    extents = sorted(
+        (tensor.data_ptr(), tensor.data_ptr() + tensor.numel() * tensor.element_size(), name)
+        for name, tensor in (*model.named_parameters(), *model.named_buffers())
+        if tensor.numel() and not tensor.is_meta and tensor.layout is torch.strided
+    )
+    for (_, end, name), (start, _, other) in pairwise(extents):
+        if start < end:
+            raise CaptureError(
+                f"{name!r} and {other!r} share memory without being the same tensor. Tie them by "
+                "assigning the parameter itself (b.weight = a.weight, not .data), or copy one."
+            )
+
+
+def _check_model(model: object) -> None:
+    if not isinstance(model, nn.Module):
+        raise CaptureError(f"model is {type(model).__name__}; expected a torch.nn.Module instance")
+    if not any(True for _ in model.parameters()):
+        raise CaptureError(f"{type(model).__name__} has no parameters: there is nothing to train")
+    if not any(parameter.requires_grad for parameter in model.parameters()):
+        raise CaptureError(
+            f"every parameter of {type(model).__name__} has requires_grad=False: "
+            "there is nothing to train"
+        )
+    uninitialised = nn.parameter.UninitializedParameter
+    for name, parameter in model.named_parameters():
+        if isinstance(parameter, uninitialised):
+            raise CaptureError(
+                f"parameter {name!r} has no shape yet (a lazy module); "
+                "run the model once on the example inputs before planning"
+            )
+        if parameter._backward_hooks or getattr(parameter, "_post_accumulate_grad_hooks", None):
+            raise CaptureError(
+                f"parameter {name!r} has a hook on its gradient. Hooks are code and cannot travel "
+                "to the provider that will hold it; change gradients in the optimizer instead."
+            )
+    _refuse_shared_memory(model)
