@@ -1,8 +1,37 @@
-"""Ravnest: train one PyTorch model across many unequal machines on the internet."""
+"""Ravnest trains one PyTorch model across many ordinary, unequal computers.
 
+    from ravnest import clusterize, model_fusion, set_seed
+
+Names are imported when they are first used, so that `ravnest --help` does not wait for torch.
+"""
+
+import importlib
 from importlib.metadata import PackageNotFoundError, version
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from ravnest.operations.utils import clusterize
+    from ravnest.utils import model_fusion, set_seed
 
 try:
     __version__ = version("ravnest")
 except PackageNotFoundError:  # run from a source tree that was never installed
     __version__ = "0+unknown"
+
+_HOMES = {
+    "clusterize": "ravnest.operations.utils",
+    "model_fusion": "ravnest.utils",
+    "set_seed": "ravnest.utils",
+}
+
+__all__ = ["__version__", "clusterize", "model_fusion", "set_seed"]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOMES:
+        return getattr(importlib.import_module(_HOMES[name]), name)
+    raise AttributeError(f"module 'ravnest' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -26,8 +26,8 @@ def command(cluster: int, root: Path) -> None:
     """Put the trained stages of a cluster together again.
 
     Reads what every provider of the cluster saved and writes one state_dict that loads into the
-    original model. All stages of the cluster have to be on this machine.
+    original model, trained/trained_state_dict.pt. All stages have to be on this machine.
     """
     from ravnest.planning.fusion import fuse_cluster
 
-    click.echo(f"wrote {fuse_cluster(root, cluster)}")
+    click.echo(f"wrote {fuse_cluster(root / 'node_data', cluster, root / 'trained')}")

@@ -1,5 +1,7 @@
 """`ravnest plan`: what would happen if this script called `clusterize` on that pool."""
 
+import contextlib
+import sys
 from pathlib import Path
 
 import click
@@ -52,13 +54,15 @@ def command(
     from ravnest.planning.dryrun import plan_script
     from ravnest.planning.report import render_report
 
-    plan = plan_script(
-        script,
-        args,
-        pool=pool,
-        min_cluster_size=min_cluster_size,
-        max_clusters=max_clusters,
-    )
+    # Whatever the script prints must not end up inside the JSON.
+    with contextlib.redirect_stdout(sys.stderr if json else sys.stdout):
+        plan = plan_script(
+            script,
+            args,
+            pool=pool,
+            min_cluster_size=min_cluster_size,
+            max_clusters=max_clusters,
+        )
     if json:
         click.echo(msgspec.json.format(msgspec.json.encode(plan), indent=2))
     else:

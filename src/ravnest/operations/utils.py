@@ -1,0 +1,122 @@
+"""`clusterize`: the documented way from a model and a pool to a plan on disk."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from ravnest.errors import CaptureError, PlanError
+from ravnest.plan import Plan
+from ravnest.planning import dryrun
+from ravnest.planning.costing.costs import TrainingMemory
+from ravnest.planning.planner import make_plan
+from ravnest.planning.pool import read_pool
+from ravnest.planning.report import node_blocks, render_report
+from ravnest.planning.search.clusters import PlanOptions
+from ravnest.planning.study import Study, study
+from ravnest.planning.weights import FromFiles, FromModel, WeightSource
+from ravnest.planning.writing import write_plan
+from ravnest.rundir import RunDir
+
+OPTIMIZER_FACTORS = {"sgd": 0.0, "momentum": 1.0, "adam": 2.0, "adamw": 2.0}
+"""Bytes of optimizer state per byte of trainable weights."""
+
+_SELF_CHECK_LIMIT = 2_000_000_000
+"""Weights above this many bytes are not checked by default: it takes two copies of the model."""
+
+
+def clusterize(
+    model: nn.Module | None = None,
+    example_args: Sequence[Any] = (),
+    example_kwargs: Mapping[str, Any] | None = None,
+    pass_data: bool = False,
+    *,
+    min_cluster_size: int = 2,
+    max_clusters: int | None = None,
+    idle_gain: float = 1.5,
+    optimizer: str | float = "adam",
+    seed: int = 0,
+    self_check: bool | None = None,
+    weights: str | Path | None = None,
+    node_data: str | Path = "node_data",
+    quiet: bool = False,
+) -> Plan:
+    """Cut `model` to fit the providers in `node_data/node_configs.json` and write everything down.
+
+    Args:
+        model: any `nn.Module`, or a TorchScript module from `torch.jit.load`.
+        example_args: a sample batch as the model takes it by position.
+        example_kwargs: a sample batch as the model takes it by keyword.
+        pass_data: measure by a real pass over the sample batch instead of predicting.
+        min_cluster_size: fewest providers in a cluster; 1 lets one provider hold the whole model.
+        max_clusters: most clusters to form; as many as useful if not given.
+        idle_gain: leave a provider out only if the run is predicted to be this many times faster
+            without it. 1.0 seeks speed alone; `math.inf` uses everybody whatever it costs.
+        optimizer: how much memory its state takes: "sgd", "momentum", "adam", "adamw", or a number
+            of bytes per byte of weights.
+        seed: equal seeds give equal plans.
+        self_check: compare the finished stages with the model; by default for models up to 2 GB.
+        weights: a safetensors file, or a folder of them, to take the weights from; for a model on
+            the meta device, which has none. Without it such a plan holds graphs only.
+        node_data: folder of the pool's description and of everything written.
+        quiet: do not print the plan.
+
+    Returns the plan. Raises `ValueError` (a subclass that says what and why) if the model cannot be
+    cut, the pool is described wrongly, or its memory does not suffice; then nothing is changed.
+    """
+    overrides = dryrun.current()
+    run = RunDir(node_data)
+    options = PlanOptions(
+        min_cluster_size=overrides.min_cluster_size or min_cluster_size,
+        max_clusters=overrides.max_clusters or max_clusters,
+        idle_gain=idle_gain,
+        seed=seed,
+        training=TrainingMemory(optimizer_factor=_optimizer_factor(optimizer)),
+    )
+    pool = read_pool(overrides.pool or run.pool_file)
+    if model is None:
+        raise CaptureError("clusterize needs a model: clusterize(model=…, example_args=(batch,))")
+    args = example_args if isinstance(example_args, tuple | list) else (example_args,)
+    studied = study(model, args, example_kwargs, pass_data=pass_data)
+    plan = make_plan(studied, pool, options)
+    overrides.deliver(plan)
+    small = plan.model.parameter_bytes <= _SELF_CHECK_LIMIT
+    archived = write_plan(
+        plan,
+        studied,
+        run,
+        weights=_weight_source(studied, weights),
+        check=small if self_check is None else self_check,
+    )
+    if not quiet:
+        print(node_blocks(plan))
+        print(render_report(plan))
+        if archived is not None:
+            print(f"The earlier plan had trained weights; it was moved to {archived}.")
+    return plan
+
+
+def _weight_source(studied: Study, weights: str | Path | None) -> WeightSource | None:
+    if weights is not None:
+        if studied.has_weights:
+            raise CaptureError(
+                f"weights={str(weights)!r} is given, but the model has weights of its own: load "
+                "them into the model, or build it on the meta device"
+            )
+        return FromFiles(Path(weights), studied)
+    return FromModel(studied) if studied.has_weights else None
+
+
+def _optimizer_factor(optimizer: str | float) -> float:
+    if isinstance(optimizer, str):
+        if optimizer.lower() not in OPTIMIZER_FACTORS:
+            known = ", ".join(OPTIMIZER_FACTORS)
+            raise PlanError(
+                f"optimizer is {optimizer!r}; give one of {known}, "
+                "or the bytes of state per byte of weights as a number"
+            )
+        return OPTIMIZER_FACTORS[optimizer.lower()]
+    if isinstance(optimizer, bool) or not 0 <= optimizer < 100:
+        raise PlanError(f"optimizer is {optimizer!r}; expected a factor from 0 to 100")
+    return float(optimizer)
