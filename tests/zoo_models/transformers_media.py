@@ -1,0 +1,98 @@
+"""Image and speech models built by transformers, and one with a text tower beside the image."""
+
+from __future__ import annotations
+
+from zoo_models import huggingface as hf
+from zoo_models.entry import ZooEntry, floats, inputs
+
+_IMAGE = floats(3, 32, 32)
+_PIXELS = inputs(pixel_values=_IMAGE)
+
+_IMAGES: tuple[ZooEntry, ...] = (
+    hf.entry("vit", hf.model("ViTForImageClassification", "ViTConfig", **hf.VISION), _PIXELS),
+    hf.entry(
+        "deit",
+        hf.model("DeiTForImageClassificationWithTeacher", "DeiTConfig", **hf.VISION),
+        _PIXELS,
+    ),
+    hf.entry(
+        "beit",
+        hf.model(
+            "BeitForImageClassification",
+            "BeitConfig",
+            use_relative_position_bias=True,
+            **hf.VISION,
+        ),
+        _PIXELS,
+    ),
+    hf.entry(
+        "swin",
+        hf.model(
+            "SwinForImageClassification",
+            "SwinConfig",
+            image_size=32,
+            patch_size=4,
+            embed_dim=16,
+            depths=[1, 2],
+            num_heads=[2, 4],
+            window_size=4,
+            num_labels=10,
+        ),
+        _PIXELS,
+    ),
+    hf.entry(
+        "segformer",
+        hf.model(
+            "SegformerForSemanticSegmentation",
+            "SegformerConfig",
+            num_encoder_blocks=3,
+            depths=[1, 1, 1],
+            hidden_sizes=[8, 16, 24],
+            sr_ratios=[4, 2, 1],
+            num_attention_heads=[1, 2, 4],
+            patch_sizes=[7, 3, 3],
+            strides=[4, 2, 2],
+            mlp_ratios=[2, 2, 2],
+            decoder_hidden_size=16,
+            num_labels=5,
+        ),
+        _PIXELS,
+    ),
+    hf.entry(
+        "clip",
+        hf.model(
+            "CLIPModel",
+            "CLIPConfig",
+            text_config=hf.DECODER | {"projection_dim": 16},
+            vision_config=hf.VISION | {"projection_dim": 16},
+            projection_dim=16,
+        ),
+        inputs(input_ids=hf.IDS, attention_mask=hf.MASK, pixel_values=_IMAGE),
+    ),
+)
+
+_SPEECH: tuple[ZooEntry, ...] = (
+    hf.entry(
+        "wav2vec2",
+        hf.model("Wav2Vec2ForCTC", "Wav2Vec2Config", **hf.SPEECH),
+        hf.WAVEFORM,
+    ),
+    hf.entry(
+        "hubert",
+        hf.model(
+            "HubertForSequenceClassification",
+            "HubertConfig",
+            num_labels=4,
+            classifier_proj_size=16,
+            **hf.SPEECH,
+        ),
+        hf.WAVEFORM,
+    ),
+    hf.entry(
+        "whisper",
+        hf.model("WhisperForConditionalGeneration", "WhisperConfig", **hf.WHISPER),
+        hf.SPECTROGRAM,
+    ),
+)
+
+ENTRIES = _IMAGES + _SPEECH
