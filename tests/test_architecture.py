@@ -40,11 +40,11 @@ ROOM_NAMES = {f"ravnest.{room}" for room in ALLOWED}
 # a network or a model. That includes whatever it imports from us.
 DECIDING = {
     "ravnest.plan",
-    "ravnest.planning.clusters",
-    "ravnest.planning.costs",
-    "ravnest.planning.partition",
-    "ravnest.planning.rings",
-    "ravnest.planning.search",
+    "ravnest.planning.search.clusters",
+    "ravnest.planning.costing.costs",
+    "ravnest.planning.search.partition",
+    "ravnest.planning.search.rings",
+    "ravnest.planning.search.improve",
 }
 NOT_FOR_DECIDING = {"asyncio", "grpc", "socket", "threading", "time", "torch"}
 
@@ -237,7 +237,7 @@ def test_a_cycle_is_found():
     "statement", ["import torch.nn", "from time import monotonic", "import numpy, threading"]
 )
 def test_an_impure_decision_is_found_directly_and_one_step_away(statement):
-    assert len(impure_decisions({"ravnest.planning.rings": statement})) == 1
+    assert len(impure_decisions({"ravnest.planning.search.rings": statement})) == 1
     far = {"ravnest.plan": "from ravnest.config import x", "ravnest.config": statement}
     assert len(impure_decisions(far)) == 1
     assert impure_decisions({"ravnest.planning.capture": statement}) == []

@@ -1,8 +1,11 @@
-"""The command line by itself: what it prints, how it exits, what it hands to the library.
+"""The command line: what it prints, how it exits, what it hands to the library.
 
-The library's functions are replaced by recorders, so nothing here plans or trains.
+In the first half the library's functions are replaced by recorders, so nothing plans or trains;
+the second half runs the commands for real.
 """
 
+import re
+import shutil
 import subprocess
 import sys
 import types
@@ -10,10 +13,15 @@ from pathlib import Path
 
 import msgspec
 import pytest
+import torch
+from pools import run_clusterize, snapshot, write_pool
+from torch import nn
 
 from ravnest import __version__
 from ravnest.cli import COMMANDS, main
 from ravnest.errors import FusionError
+from ravnest.plan import Plan
+from ravnest.stage.package import save_trained
 
 
 @pytest.fixture
@@ -120,10 +128,14 @@ def test_the_demo_chooses_its_exit_code(library, tmp_path):
 
 
 def test_fuse_passes_its_options_on(library, tmp_path, capsys):
+    """The folder of a run holds node_data and gets the result, as with `model_fusion()` in it."""
     calls = library("ravnest.planning.fusion", fuse_cluster=Path("trained/state.pt"))
     assert main(["fuse", "--cluster", "2", "--root", str(tmp_path)]) == 0
     assert main(["fuse"]) == 0
-    assert calls == [((tmp_path, 2), {}), ((Path("."), 0), {})]
+    assert calls == [
+        ((tmp_path / "node_data", 2, tmp_path / "trained"), {}),
+        ((Path("node_data"), 0, Path("trained")), {}),
+    ]
     assert str(Path("trained/state.pt")) in capsys.readouterr().out
 
 
@@ -168,3 +180,113 @@ def test_what_follows_the_script_belongs_to_it(planner, script):
     theirs = ("--json", "--max_clusters", "9", "-h", "data_dir")
     assert main(["plan", str(script), *theirs]) == 0
     assert planner[0] == ((script, theirs), UNSET)
+
+
+# ---- with the library -------------------------------------------------------------------------
+
+TRAINING = """
+import sys, torch
+from torch import nn
+from ravnest import clusterize
+print("loading", *sys.argv[1:])
+model = nn.Sequential(*(nn.Linear(32, 32) for _ in range(5)))
+clusterize(model, torch.rand(4, 32))
+print("planned")
+"""
+
+
+@pytest.fixture(scope="module")
+def project(tmp_path_factory):
+    """A folder with a pool of four machines and a script that plans for them."""
+    folder = tmp_path_factory.mktemp("project")
+    write_pool(folder / "node_data", 4)
+    (folder / "train.py").write_text(TRAINING)
+    return folder
+
+
+def ravnest(folder, *argv):
+    command = [sys.executable, "-m", "ravnest", *argv]
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True)
+
+
+def test_plan_shows_the_report_and_writes_nothing(project):
+    """As a user types it: another process, another folder, arguments for the script."""
+    before = snapshot(project)
+    done = ravnest(project, "plan", "train.py", "--epochs", "3")
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    assert lines[0] == "loading --epochs 3"
+    assert "planned" not in lines
+    assert any(line.startswith("Cluster 0: ") for line in lines)
+    assert lines[-1].startswith("Verdict: ")
+    assert snapshot(project) == before
+
+
+def test_plan_as_json_is_the_plan_and_nothing_else(project, monkeypatch, capsys):
+    """What the script prints goes elsewhere, so that the output can be piped into a program."""
+    monkeypatch.chdir(project)
+    assert main(["plan", "--json", "--max-clusters", "1", "train.py"]) == 0
+    shown = capsys.readouterr()
+    plan = msgspec.json.decode(shown.out, type=Plan)
+    assert [len(cluster.stages) for cluster in plan.clusters] == [4]
+    assert shown.err.startswith("loading\n")
+
+
+def test_plan_tries_another_pool(project, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(project)
+    pool = write_pool(tmp_path, 1) / "node_configs.json"
+    assert main(["plan", "--pool", str(pool), "--min-cluster-size", "1", "train.py"]) == 0
+    assert "Root+Leaf" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "ended without calling clusterize"),
+        ("from ravnest import clusterize; clusterize(node_data='nowhere')", "there is no file"),
+    ],
+)
+def test_plan_without_a_plan_is_an_error_in_one_line(script, capsys, text, message):
+    script.write_text(text)
+    assert main(["plan", str(script)]) == 1
+    shown = capsys.readouterr()
+    assert shown.out == ""
+    assert re.fullmatch(rf"error: .*{message}.*\n", shown.err)
+
+
+def test_an_error_of_the_script_keeps_its_traceback(script):
+    """It is the user's own code: nothing is caught, so Python shows where it happened."""
+    script.write_text("rows = []\nrows[3]\n")
+    with pytest.raises(IndexError) as caught:
+        main(["plan", str(script)])
+    assert caught.traceback[-1].path == script
+    assert caught.traceback[-1].lineno == 1
+
+
+def test_the_script_chooses_its_exit_code(script):
+    script.write_text("raise SystemExit(7)")
+    with pytest.raises(SystemExit) as ended:
+        main(["plan", str(script)])
+    assert ended.value.code == 7
+
+
+def test_fuse_finds_node_data_in_the_folder_of_the_run(project, monkeypatch, capsys):
+    """Before any training: the error names the folder, so it looked in the right place."""
+    assert main(["fuse", "--root", str(project)]) == 1
+    assert f"there is no plan in {project / 'node_data'}" in capsys.readouterr().err
+
+
+def test_fuse_writes_the_state_dict(project, tmp_path, capsys):
+    folder = tmp_path / "run"
+    shutil.copytree(project, folder)
+    model = nn.Sequential(*(nn.Linear(32, 32) for _ in range(5)))
+    planned = run_clusterize(model, torch.rand(4, 32), folder / "node_data", max_clusters=1)
+    for package in planned.packages():
+        save_trained(package, package.module().tensors())
+    assert main(["fuse", "--root", str(folder)]) == 0
+    result = folder / "trained" / "trained_state_dict.pt"
+    assert capsys.readouterr().out == f"wrote {result}\n"
+    found = torch.load(result, weights_only=True)
+    assert all(torch.equal(found[name], tensor) for name, tensor in model.state_dict().items())
+    assert main(["fuse", "--root", str(folder), "--cluster", "5"]) == 1
+    assert "there is no cluster 5" in capsys.readouterr().err

@@ -1,0 +1,42 @@
+"""`ravnest demo`: the first thing a newcomer runs."""
+
+import re
+
+import pytest
+import torch
+
+from ravnest.demo import DigitsNet, run_demo
+
+
+@pytest.fixture(autouse=True)
+def short(monkeypatch):
+    """Two of the five epochs; and set_seed, which the demo calls, changes a variable for good."""
+    monkeypatch.setattr("ravnest.demo.EPOCHS", 2)
+    monkeypatch.setenv("PYTHONHASHSEED", "0")
+
+
+def test_the_demo_trains_in_stages_what_it_trains_whole(tmp_path, capsys):
+    """Exit code 0, both accuracies printed and good, and a fused model that loads."""
+    assert run_demo(tmp_path) == 0
+    printed = capsys.readouterr().out
+    pattern = r"accuracy of the fused model ([\d.]+)%, of the model trained whole ([\d.]+)%"
+    fused, whole = (float(figure) for figure in re.search(pattern, printed).groups())
+    assert fused > 90
+    assert abs(fused - whole) < 1
+    state = torch.load(tmp_path / "trained" / "trained_state_dict.pt", weights_only=True)
+    DigitsNet().load_state_dict(state, strict=True)
+    for step in ("1. Plan for three unequal providers", "2. Train the stages", "3. Fuse"):
+        assert step in printed
+
+
+def test_without_a_folder_nothing_is_left_behind(tmp_path, monkeypatch, capsys):
+    """The files go to a temporary folder, not to wherever the user happens to be."""
+    monkeypatch.setenv("TMPDIR", str(tmp_path / "temporary"))
+    monkeypatch.setattr("tempfile.tempdir", None)
+    (tmp_path / "temporary").mkdir()
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    run_demo()
+    assert "epoch 2" in capsys.readouterr().out
+    assert not list((tmp_path / "temporary").iterdir())
+    assert not list((tmp_path / "here").iterdir())

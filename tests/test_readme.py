@@ -1,0 +1,98 @@
+"""What the README and the documentation show works when it is copied and pasted."""
+
+import importlib
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from torchvision_shim import import_torchvision
+
+from ravnest.cli import COMMANDS
+from ravnest.planning.pool import read_pool
+
+ROOT = Path(__file__).parents[1]
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+
+
+def blocks(language):
+    """Fenced code blocks of this language; "" is a block without one."""
+    fences = re.findall(r"^```(\w*)\n(.*?)^```$", README, re.MULTILINE | re.DOTALL)
+    return [text for name, text in fences if name == language]
+
+
+@pytest.fixture
+def pool(tmp_path):
+    """The README's pool file, in a project of its own."""
+    (text,) = blocks("json")
+    path = tmp_path / "node_data" / "node_configs.json"
+    path.parent.mkdir()
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+def test_the_pool_file_is_read_as_it_is_explained(pool):
+    providers = read_pool(pool)
+    assert [provider.memory_bytes for provider in providers] == [16 * 10**9, 8 * 10**9, 4 * 10**9]
+    assert [provider.bandwidth_mbps for provider in providers] == [100, 100, 50]
+    assert [provider.gflops for provider in providers] == [200, 50, 50]
+
+
+def test_the_program_plans_a_resnet(pool, monkeypatch, capsys):
+    """The README's own program, with smaller images so that it takes seconds."""
+    import_torchvision()
+    (program,) = blocks("python")
+    smaller = program.replace("(64, 3, 224, 224)", "(2, 3, 64, 64)")
+    assert smaller != program
+    monkeypatch.chdir(pool.parents[1])
+    monkeypatch.setenv("PYTHONHASHSEED", "0")  # set_seed changes it; this puts it back
+    exec(compile(smaller, "README.md", "exec"), {"__name__": "__main__"})
+    printed = capsys.readouterr().out
+    assert "Node(0, Cluster(0))" in printed
+    assert "ResNet: 25.6 M parameters" in printed
+    assert "Verdict: " in printed
+    written = {path.name for path in pool.parent.iterdir()}
+    assert {"plan.json", "model.json", "nodes", "cluster_0"} <= written
+    assert len(json.loads((pool.parent / "plan.json").read_text())["clusters"]) >= 1
+
+
+def test_trying_it_takes_exactly_the_two_commands():
+    """And dev.py knows both."""
+    (commands,) = [text for text in blocks("") if "dev.py demo" in text and "src/" not in text]
+    assert commands.splitlines() == ["python3 dev.py demo", "python3 dev.py test"]
+    done = subprocess.run(
+        [sys.executable, ROOT / "dev.py", "--help"], capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    assert all(re.search(rf"\b{name}\b", done.stdout) for name in ("demo", "test"))
+
+
+def test_commands_named_in_the_text_exist():
+    named = set(re.findall(r"`ravnest (\w+)", README))
+    assert named
+    assert named <= set(COMMANDS)
+
+
+@pytest.mark.parametrize(
+    ("module", "names"),
+    [
+        ("ravnest", ("clusterize", "model_fusion", "set_seed")),
+        ("ravnest.utils", ("model_fusion", "set_seed")),
+        ("ravnest.operations.utils", ("clusterize",)),
+    ],
+)
+def test_documented_import_paths(module, names):
+    """Users' programs import from these places; all ways lead to the same function."""
+    for name in names:
+        found = getattr(importlib.import_module(module), name)
+        assert found is getattr(importlib.import_module("ravnest"), name)
+        assert callable(found)
+
+
+def test_a_name_that_does_not_exist_is_an_ordinary_error():
+    ravnest = importlib.import_module("ravnest")
+    with pytest.raises(AttributeError, match="no attribute 'clusterise'"):
+        _ = ravnest.clusterise
+    assert {"clusterize", "model_fusion", "set_seed"} <= set(dir(ravnest))
