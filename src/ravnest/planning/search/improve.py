@@ -24,6 +24,9 @@ from ravnest.planning.search.seating import NOISE, Seating, Seats
 REGROUP_EFFORT = 3000
 """Priced stages that grouping a few providers anew may take."""
 
+SETTLED = 8
+"""Members of a long cluster for which descent tries another place in it."""
+
 SHAKE_EFFORT = 8
 """What a shake counts for even if it asks nothing new."""
 
@@ -85,7 +88,20 @@ class Search:
         least = NOISE * seating.rates[cluster]
         promising = [change for change in changes if change.gain > least]
         promising.sort(key=lambda change: -change.gain)
-        return any(self._make(change) for change in promising[:3])
+        if any(self._make(change) for change in promising[:3]):
+            return True
+        if len(seating.seats[cluster]) <= EXACT_ORDER:
+            return False
+        return any(self._settle(cluster, slot) for slot in seating.near.watched[cluster][:SETTLED])
+
+    def _settle(self, cluster: int, slot: int) -> bool:
+        """Take one provider of a long cluster to its best place in it, if that helps."""
+        seating = self._seating
+        rest = [other for other in seating.seats[cluster] if other != slot]
+        self._prices.head(seating.order(rest[:-1]), len(rest) + 1)  # shared by all places
+        orders = [[*rest[:at], slot, *rest[at:]] for at in range(len(rest) + 1)]
+        best = max(orders, key=lambda slots: self._prices.rate(seating.order(slots)))
+        return seating.attempt({cluster: best})
 
     def _make(self, change: Change) -> bool:
         seats, home = self._seating.seats, self._seating.near.home
@@ -139,11 +155,7 @@ class Search:
         if len(slots) <= FEW:
             _, order = self._prices.best_order(seating.order(slots), ORDER_EFFORT)
             return seating.attempt({cluster: seating.seat([order], slots)[0]})
-        moved = slots.pop(self._random.randrange(len(slots)))
-        self._prices.head(seating.order(slots[:-1]), len(slots) + 1)  # shared by all places
-        orders = [[*slots[:at], moved, *slots[at:]] for at in range(len(slots) + 1)]
-        best = max(orders, key=lambda slots: self._prices.rate(seating.order(slots)))
-        return seating.attempt({cluster: best})
+        return self._settle(cluster, self._random.choice(slots))
 
     def _mix(self) -> bool:
         """Let a few providers trade places at random, better or worse."""
