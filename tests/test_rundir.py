@@ -1,10 +1,13 @@
 """The folder of a run: a new plan replaces the old one completely or not at all."""
 
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
+from ravnest.errors import RunDirError
 from ravnest.rundir import RunDir, address_folder
 
 
@@ -12,6 +15,7 @@ def tree(folder):
     return {
         path.relative_to(folder).as_posix(): path.read_text() if path.is_file() else None
         for path in folder.rglob("*")
+        if path.name != ".lock"
     }
 
 
@@ -41,6 +45,10 @@ def run(tmp_path):
     return run
 
 
+def helpers(run):
+    return [path.name for path in run.root.glob(".*") if path.name != ".lock"]
+
+
 def add_results(run):
     (run.package_dir(1, "h1:1") / "trained.json").write_text("results")
 
@@ -59,7 +67,7 @@ def test_a_new_plan_replaces_every_part_of_the_old_one(run):
         f"cluster_0/{address_folder('h0:1')}/manifest.json": "new",
         f"cluster_1/{address_folder('h1:1')}/manifest.json": "new",
     }
-    assert not list(run.root.glob(".*"))
+    assert not helpers(run)
 
 
 def test_results_are_archived_not_deleted(run):
@@ -116,7 +124,7 @@ def test_the_plan_file_appears_last(run, monkeypatch):
     honest, order = os.replace, []
 
     def recording(source, target):
-        if Path(target).parent == run.root:
+        if Path(target).parent == run.root and not Path(target).name.startswith("."):
             order.append(Path(target).name)
         honest(source, target)
 
@@ -130,3 +138,55 @@ def test_the_plan_file_appears_last(run, monkeypatch):
 def test_folders_are_named_as_the_system_allows(monkeypatch, platform, folder):
     monkeypatch.setattr("sys.platform", platform)
     assert address_folder("h:1") == folder
+
+
+KILLED = """
+import os, sys
+from pathlib import Path
+from ravnest.rundir import RunDir
+sys.path.insert(0, {tests!r})
+from test_rundir import writer
+
+move, made = os.replace, 0
+
+def replace(source, target):
+    global made
+    if made == {after}:
+        os._exit(9)
+    made += 1
+    move(source, target)
+
+os.replace = replace
+RunDir({root!r}).replace_plan(writer("new"))
+"""
+
+
+@pytest.mark.parametrize("after", [0, 1, 3, 6, 10])
+def test_a_swap_cut_off_by_a_kill_is_finished_or_never_began(run, after):
+    """Six parts go out after the list of moves is in place, five come in."""
+    add_results(run)
+    script = KILLED.format(tests=str(Path(__file__).parent), root=str(run.root), after=after)
+    assert subprocess.run([sys.executable, "-c", script], check=False).returncode == 9
+    run.settle()
+    if after == 0:  # the list of moves was not there yet
+        assert run.plan_file.read_text() == "old"
+        assert not (run.root / "archive" / "001" / "plan.json").exists()
+    else:
+        assert {run.plan_file.read_text(), run.node_file(1).read_text()} == {"new"}
+        assert len(list(run.root.glob("cluster_*"))) == 2
+        kept = {path: text for path, text in tree(run.root / "archive" / "001").items() if text}
+        assert len(kept) == 9
+        assert set(kept.values()) == {"old", "results"}
+    assert run.replace_plan(writer("newer")) is None or after == 0
+    assert run.plan_file.read_text() == "newer"
+    assert not helpers(run)
+
+
+def test_two_processes_do_not_write_into_one_folder(run):
+    def write_while_another_tries(fresh):
+        writer("first")(fresh)
+        with pytest.raises(RunDirError, match="another process is writing a plan into"):
+            RunDir(run.root).replace_plan(writer("second"))
+
+    run.replace_plan(write_while_another_tries)
+    assert run.plan_file.read_text() == "first"

@@ -4,6 +4,7 @@
     ├── CaptureError    the model cannot be cut without risking a wrong result
     ├── PoolError       the description of the providers is missing, broken or contradictory
     ├── PlanError       no plan fits this model on this pool
+    ├── RunDirError     the folder of a run is in use by another process
     ├── PackageError    a stage package is damaged, foreign, too large or not allowed
     └── FusionError     the trained stages do not add up to one model
 
@@ -26,6 +27,10 @@ class PoolError(RavnestError, ValueError):
 
 class PlanError(RavnestError, ValueError):
     """The model cannot be placed on this pool; the message holds both figures."""
+
+
+class RunDirError(RavnestError, ValueError):
+    """The folder of a run cannot be used now."""
 
 
 class PackageError(RavnestError, ValueError):

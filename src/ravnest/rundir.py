@@ -8,7 +8,9 @@
       archive/<n>/                   earlier plans that have trained weights
     trained/trained_state_dict.pt    the fused model
 
-A new plan is written completely beside the old one and then put in its place by renaming.
+A new plan is written completely beside the old one and then put in its place by renaming. The
+renames are many, so the list of them is written down first: if the process dies among them, the
+next one to come along finishes them (`settle`). One process at a time may do so.
 """
 
 import contextlib
@@ -16,13 +18,17 @@ import os
 import shutil
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import filelock
 import msgspec
+
+from ravnest.errors import RunDirError
 
 PLAN_PARTS = ("plan.json", "model.json", "nodes")
 TRAINED_MARK = "trained.json"
+_FRESH, _RETIRED = ".new-", ".old-"
 
 
 class StateEntry(msgspec.Struct, frozen=True):
@@ -74,22 +80,46 @@ class RunDir:
         An earlier plan that holds trained weights is moved to the archive, whose path is returned.
         """
         self.root.mkdir(parents=True, exist_ok=True)
-        fresh = self._folder_beside(".new-")
+        with self._locked():
+            self._finish_swap()
+            fresh = self._folder_beside(_FRESH)
+            try:
+                write(RunDir(fresh))
+                return self._swap_in(fresh)
+            finally:
+                shutil.rmtree(fresh, ignore_errors=True)
+
+    def settle(self) -> None:
+        """Finish what a process that died while replacing the plan has left half done."""
+        if self._journal.exists():
+            with self._locked():
+                self._finish_swap()
+
+    @contextlib.contextmanager
+    def _locked(self) -> Iterator[None]:
         try:
-            write(RunDir(fresh))
-            return self._swap_in(fresh)
-        finally:
-            shutil.rmtree(fresh, ignore_errors=True)
+            with filelock.FileLock(self.root / ".lock", timeout=0):
+                yield
+        except filelock.Timeout:
+            raise RunDirError(
+                f"another process is writing a plan into {self.root} right now; "
+                "wait for it, or give each plan a folder of its own (node_data=…)"
+            ) from None
+
+    @property
+    def _journal(self) -> Path:
+        return self.root / ".swap.json"
 
     def _swap_in(self, fresh: Path) -> Path | None:
         """The old plan out, the new one in; a move that fails takes back those before it."""
         old = self._current_parts()
         keep = any(part.is_dir() and any(part.rglob(TRAINED_MARK)) for part in old)
-        retired = self._next_archive() if keep else self._folder_beside(".old-")
+        retired = self._next_archive() if keep else self._folder_beside(_RETIRED)
         moves = [(part, retired / part.name) for part in old]
         # plan.json comes last: whoever sees the new one finds everything else in place.
         new = sorted(fresh.iterdir(), key=lambda part: part.name == PLAN_PARTS[0])
         moves += [(part, self.root / part.name) for part in new]
+        self._write_journal(moves)
         done: list[tuple[Path, Path]] = []
         try:
             for source, target in moves:
@@ -98,14 +128,37 @@ class RunDir:
         except BaseException:
             for source, target in reversed(done):
                 os.replace(target, source)
+            self._journal.unlink()
             retired.rmdir()
             with contextlib.suppress(OSError):  # not empty, or in use
                 self._archive.rmdir()
             raise
+        self._journal.unlink()
         if keep:
             return retired
         shutil.rmtree(retired, ignore_errors=True)
         return None
+
+    def _write_journal(self, moves: list[tuple[Path, Path]]) -> None:
+        relative = [
+            (str(source.relative_to(self.root)), str(target.relative_to(self.root)))
+            for source, target in moves
+        ]
+        draft = self._journal.with_suffix(".draft")
+        draft.write_bytes(msgspec.json.encode(relative))
+        os.replace(draft, self._journal)
+
+    def _finish_swap(self) -> None:
+        """Make the moves of a swap that was cut off, and clear away what dead processes left."""
+        if self._journal.exists():
+            moves = msgspec.json.decode(self._journal.read_bytes(), type=list[tuple[str, str]])
+            for source, target in moves:
+                if not (self.root / target).exists():  # else this move was made
+                    os.replace(self.root / source, self.root / target)
+            self._journal.unlink()
+        for prefix in (_FRESH, _RETIRED):
+            for leftover in self.root.glob(f"{prefix}*"):
+                shutil.rmtree(leftover, ignore_errors=True)
 
     def _current_parts(self) -> list[Path]:
         """What the plan in place consists of; plan.json first."""

@@ -33,6 +33,7 @@ def fuse_cluster(
 ) -> Path:
     """Write the fused state_dict, also as safetensors, and return the path of the former."""
     run = RunDir(root)
+    run.settle()
     plan, index = _read_plan(run)
     cluster = _cluster(plan, cluster_id)
     packages = [_open_stage(run, plan, cluster, number) for number in range(len(cluster.stages))]
