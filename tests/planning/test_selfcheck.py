@@ -133,3 +133,21 @@ def test_a_model_that_never_gives_the_same_twice_is_refused(tmp_path):
     with pytest.raises(CaptureError, match="different results for equal inputs"):
         run_clusterize(model, (BATCH,), write_pool(tmp_path, 2))
     run_clusterize(model, (BATCH,), tmp_path, self_check=False)
+
+
+class Spent(nn.Module):
+    """Uses a tensor that autograd may not keep: capture does not notice, running it does."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.last = nn.Linear(32, 4), nn.Linear(32, 4)
+
+    def forward(self, x):
+        with torch.inference_mode():
+            scale = self.first(x)
+        return self.last(x) * scale
+
+
+def test_a_model_that_fails_by_itself_is_named(tmp_path):
+    with pytest.raises(CaptureError, match=r"Spent itself fails in train mode.*Inference tensors"):
+        run_clusterize(seeded(Spent), (BATCH,), write_pool(tmp_path, 2))

@@ -347,7 +347,7 @@ def test_pass_through_of_an_argument_keeps_its_gradient(tmp_path: Path) -> None:
     assert errors.worst() <= 1e-6
 
 
-def test_state_that_changes_between_calls_is_noticed(caplog: pytest.LogCaptureFixture) -> None:
+def test_state_that_changes_between_calls_is_noticed() -> None:
     class Counting(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -358,15 +358,74 @@ def test_state_that_changes_between_calls_is_noticed(caplog: pytest.LogCaptureFi
             return self.last(self.first(x))
 
     model = Counting()
-    studied = study(model, (torch.randn(4, 6),))
+    (warning,) = study(model, (torch.randn(4, 6),)).warnings
+    assert "Counting changes calls while it runs" in warning
     assert model.calls == 0
-    graphs = studied.stages(even_cuts(studied, 2))
-    weights = {name: held.tensor for name, held in studied.held.items()}
-    from ravnest.stage.module import StageModule
 
-    SelfCheck(studied)([StageModule(graph, weights) for graph in graphs])
-    assert "calls" in caplog.text
-    assert model.calls == 0
+
+def test_inference_mode_is_a_stretch_without_gradients(tmp_path: Path) -> None:
+    class Frozen(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.side, self.last = (nn.Linear(6, 6) for _ in range(3))
+
+        @torch.inference_mode()
+        def context(self, x: Tensor) -> Tensor:
+            return self.side(x)
+
+        def forward(self, x: Tensor) -> Tensor:
+            x = self.first(x)
+            return self.last(x + self.context(x).clone())
+
+    assert_equal_in_stages(Frozen(), tmp_path)
+
+
+def test_gradients_computed_inside_the_forward_are_refused() -> None:
+    def force(x: Tensor) -> Tensor:
+        (slope,) = torch.autograd.grad(x.square().sum(), x, create_graph=True)
+        return slope
+
+    with pytest.raises(CaptureError, match=r"computes gradients inside its forward.*test_traps"):
+        study(chain_of(Apply(force)), (torch.randn(4, 6),))
+
+
+@pytest.mark.parametrize("by_method", [True, False])
+def test_freezing_a_parameter_on_the_way_is_refused(by_method: bool) -> None:
+    class Freezing(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.last = nn.Linear(6, 6), nn.Linear(6, 6)
+
+        def forward(self, x: Tensor) -> Tensor:
+            if by_method:
+                self.first.weight.requires_grad_(False)
+            else:
+                self.first.weight.requires_grad = False
+            return self.last(self.first(x))
+
+    model = Freezing()
+    with pytest.raises(CaptureError, match=r"requires_grad=False on a parameter.*test_traps"):
+        study(model, (torch.randn(4, 6),))
+    assert model.first.weight.requires_grad
+
+
+def test_backward_hook_of_a_module_is_refused_by_its_name() -> None:
+    layer = Apply(torch.relu)
+    layer.register_full_backward_hook(lambda module, inward, outward: None)
+    with pytest.raises(CaptureError, match="has a backward hook"):
+        study(TwoWays(layer), (torch.randn(4, 6),))
+
+
+class TwoWays(nn.Module):
+    """Not a chain, so there is no way around the capture."""
+
+    def __init__(self, layer: nn.Module) -> None:
+        super().__init__()
+        self.first, self.layer, self.last = nn.Linear(6, 6), layer, nn.Linear(6, 6)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.first(x)
+        return self.last(x + self.layer(x))
 
 
 def test_no_grad_and_autocast_regions_are_kept(tmp_path: Path) -> None:

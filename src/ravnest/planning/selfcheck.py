@@ -6,7 +6,6 @@ outputs, gradients and buffers must agree. A difference is an error, never a sil
 """
 
 import contextlib
-import logging
 import random
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,8 +16,6 @@ import torch
 
 from ravnest.errors import CaptureError
 from ravnest.planning.capture.borrowing import (
-    changed_attributes,
-    plain_attributes,
     switched_to,
     unchanged,
     values_restored,
@@ -29,8 +26,6 @@ from ravnest.stage import structure
 from ravnest.stage.graph import Mode
 from ravnest.stage.local import LocalPipeline
 from ravnest.stage.module import StageModule
-
-logger = logging.getLogger("ravnest.planning")
 
 _SEED = 20_24
 _TOLERANCE = {
@@ -95,9 +90,12 @@ class SelfCheck:
         if key not in self._expected:
             try:
                 self._expected[key] = _run_model(self.study, call, mode)
-            except Exception:
+            except Exception as error:
                 if call.batch_size == self.study.train.batch_size:
-                    raise
+                    raise CaptureError(
+                        f"{self.study.name} itself fails in {mode} mode on the example inputs: "
+                        f"{error}"
+                    ) from error
                 self._expected[key] = None
         return self._expected[key]
 
@@ -158,15 +156,7 @@ def _run_model(study: Study, call: Call, mode: Mode) -> _Outcome:
         if mode == "eval":
             with torch.no_grad():
                 return _Outcome(_leaves(model(*args, **kwargs)), {}, {})
-        before = plain_attributes(model)
         output = model(*args, **kwargs)
-        if changed := changed_attributes(model, before):
-            logger.warning(
-                "%s changes %s while it runs; its stages keep the value that was there when the "
-                "model was captured",
-                study.name,
-                ", ".join(changed[:5]),
-            )
         names = [name for name, held in study.held.items() if held.trainable]
         loss = probe_loss(output)
         gradients: Sequence[torch.Tensor | None] = [None] * len(names)

@@ -112,6 +112,11 @@ def study(
             f"this model treats the batch size as a constant: every batch must have exactly "
             f"{train.batch_size} rows (drop_last=True in the DataLoader)"
         )
+    if train.changed_attributes:
+        warnings.append(
+            f"{name} changes {', '.join(train.changed_attributes[:5])} while it runs; its stages "
+            "keep the value that was there when the model was captured"
+        )
     for warning in warnings:
         logger.warning(warning)
     return Study(

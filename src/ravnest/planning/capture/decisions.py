@@ -1,4 +1,4 @@
-"""Questions about data that common models ask and that have only one answer.
+"""What the model's Python does while it is captured, and that a graph cannot show by itself.
 
 A capture works without data, so it must give up where a model asks for some. Two such questions are
 everywhere and can be answered all the same:
@@ -8,13 +8,19 @@ everywhere and can be answered all the same:
   branch is known. The draw itself stays in the graph and moves the generator on as in the model.
 - `nn.Transformer` looks whether a mask happens to be causal, to pick a faster kernel. The mask is
   applied either way, so the answer "not known to be" is always right.
+
+`torch.inference_mode` is recorded as what it is to a training step, a stretch without gradients.
+And what a graph would lose without a word is refused: hooks on tensors, parameters frozen or thawed
+on the way, a backward pass inside the forward.
 """
 
 import contextlib
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
+from unittest import mock
 
 import torch
+import torch.autograd
 import torch.nn.modules.transformer as torch_transformer
 from torch.overrides import TorchFunctionMode
 
@@ -29,6 +35,26 @@ _NOT_BELOW = {
     torch.greater_equal,
     torch.Tensor.greater_equal,
 }
+
+_HOOKS = {torch.Tensor.register_hook, torch.Tensor.register_post_accumulate_grad_hook}
+_FREEZES = {torch.Tensor.requires_grad_, torch.Tensor.requires_grad.__set__}  # type: ignore[attr-defined]
+
+
+def _refuse_freezing(parameter: torch.Tensor, requires_grad: bool = True) -> None:
+    if parameter.requires_grad != requires_grad:
+        raise CaptureError(
+            f"the model sets requires_grad={requires_grad} on a parameter {user_frame()}. What is "
+            "trained must not change while it runs: set it before planning, or use "
+            "tensor.detach() in the forward where no gradient should flow."
+        )
+
+
+def _refuse_backward(*args: Any, **kwargs: Any) -> Any:
+    raise CaptureError(
+        f"the model computes gradients inside its forward {user_frame()}. A captured graph cannot "
+        "differentiate through that. Write the derivative out as ordinary operations, or as a "
+        "custom operator with its own backward (torch.library.custom_op and register_autograd)."
+    )
 
 
 class DecidedDraws(TorchFunctionMode):
@@ -45,12 +71,14 @@ class DecidedDraws(TorchFunctionMode):
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
-        if func in (torch.Tensor.register_hook, torch.Tensor.register_post_accumulate_grad_hook):
+        if func in _HOOKS:
             raise CaptureError(
                 f"the model registers a hook on a tensor {user_frame()}. A captured graph would "
                 "lose it and train on other gradients. Express it as a custom operator with its "
                 "own backward (torch.library.custom_op and register_autograd)."
             )
+        if func in _FREEZES and isinstance(args[0], torch.nn.Parameter):
+            _refuse_freezing(*args, **(kwargs or {}))
         if func in _BELOW or func in _NOT_BELOW:
             answer = self._decide(*args[:2]) if len(args) == 2 else None
             if answer is not None:
@@ -68,17 +96,27 @@ class DecidedDraws(TorchFunctionMode):
         return True if probability >= 1 else None
 
 
+def _as_told(mask: Any, is_causal: bool | None = None, size: int | None = None) -> bool:
+    return is_causal is True
+
+
+def _enter_without_gradients(guard: Any) -> None:
+    guard._ravnest = torch.set_grad_enabled(not guard.mode)
+
+
+def _leave_without_gradients(guard: Any, *exception: Any) -> None:
+    guard._ravnest.__exit__(*exception)
+
+
 @contextlib.contextmanager
 def decided() -> Iterator[None]:
-    """Answer both questions for the code inside."""
-    original = torch_transformer._detect_is_causal_mask
-
-    def as_told(mask: Any, is_causal: bool | None = None, size: int | None = None) -> bool:
-        return is_causal is True
-
-    torch_transformer._detect_is_causal_mask = as_told
-    try:
-        with DecidedDraws():
-            yield
-    finally:
-        torch_transformer._detect_is_causal_mask = original
+    """Answer the questions, and refuse what must be refused, for the code inside."""
+    with (
+        mock.patch.object(torch_transformer, "_detect_is_causal_mask", _as_told),
+        # Every way to a backward pass goes through here, names bound earlier included.
+        mock.patch.object(torch.autograd, "_engine_run_backward", _refuse_backward),
+        mock.patch.object(torch.inference_mode, "__enter__", _enter_without_gradients),
+        mock.patch.object(torch.inference_mode, "__exit__", _leave_without_gradients),
+        DecidedDraws(),
+    ):
+        yield

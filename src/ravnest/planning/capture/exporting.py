@@ -25,7 +25,12 @@ from torch import nn
 from torch.export import Dim, ExportedProgram
 
 from ravnest.errors import CaptureError
-from ravnest.planning.capture.borrowing import switched_to, unchanged
+from ravnest.planning.capture.borrowing import (
+    changed_attributes,
+    plain_attributes,
+    switched_to,
+    unchanged,
+)
 from ravnest.planning.capture.call import Call
 from ravnest.planning.capture.decisions import decided
 from ravnest.planning.capture.lowering import lower
@@ -48,6 +53,7 @@ class _Seen:
     """What a traced call returned; a plain object, because export undoes attribute assignments."""
 
     result: structure.Structure
+    changed: list[str]
 
 
 class _FlatModel(nn.Module):
@@ -67,8 +73,10 @@ class _FlatModel(nn.Module):
             for name, buffer in module._buffers.items()
             if buffer is not None
         ]
+        before = plain_attributes(self.model)
         with decided():
             output = self.model(*args, **kwargs)
+        self.seen.changed = changed_attributes(self.model, before)
         for module, name, buffer in buffers:
             assigned = module._buffers.get(name)
             if assigned is not None and assigned is not buffer:
@@ -94,6 +102,7 @@ def capture(model: nn.Module, call: Call, mode: Mode) -> Program:
         batch_size=call.batch_size,
     )
     program.rows = _row_limits(exported, program, call)
+    program.changed_attributes = flat.seen.changed
     return program
 
 
@@ -183,6 +192,11 @@ def _refuse_frozen_behaviour(mode: Mode) -> Iterator[None]:
                 raise CaptureError(
                     f"the model uses reentrant activation checkpointing {user_frame()}, which a "
                     "capture cannot follow; pass use_reentrant=False"
+                )
+            if cls.__name__ == "BackwardHookFunction":
+                raise CaptureError(
+                    f"a module of the model has a backward hook {user_frame()}. A captured graph "
+                    "would lose it; remove it (hook.remove()) before planning"
                 )
             raise CaptureError(
                 f"the model calls the hand-written autograd function {cls.__qualname__} "
