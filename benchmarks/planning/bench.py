@@ -7,6 +7,7 @@
 - against equal cuts: one cluster with speeds 4:2:1:1, over cutting the model into equal parts
 - time: pools of 64 and 1,000 wildly unequal providers on synthetic tables of 128 cut points, once
   with memory to spare (short pipelines) and once with little (long ones)
+- real models: time to cut ResNet-50 and a 12-layer GPT, and 70 B parameters (not with --quick)
 
 Every measurement is a function that returns plain rows; models and pools come from the tests.
 """
@@ -27,6 +28,7 @@ ROOT = Path(__file__).parents[2]
 sys.path[:0] = [str(ROOT / "tests" / "planning"), str(ROOT / "benchmarks" / "planning")]
 
 import brute_force  # noqa: E402
+import real_models  # noqa: E402
 import tables  # noqa: E402
 
 from ravnest.errors import PlanError  # noqa: E402
@@ -201,6 +203,8 @@ def main() -> None:
     if arguments.json:
         machine = f"{platform.machine()}, Python {platform.python_version()}"
         arguments.json.write_text(json.dumps({"machine": machine, "rows": rows}, indent=1) + "\n")
+    if not arguments.quick:
+        real_models.report(big=True)
 
 
 if __name__ == "__main__":

@@ -103,7 +103,7 @@ def seventy_billion() -> dict[str, float]:
     machines = {
         str(number): {
             "IP": f"127.0.0.1:{8080 + number}",
-            "benchmarks": {"ram": 48 if number % 2 else 24, "bandwidth": 1000, "gflops": 20_000},
+            "benchmarks": {"ram": 64 if number % 2 else 32, "bandwidth": 1000, "gflops": 20_000},
         }
         for number in range(64)
     }
@@ -121,10 +121,7 @@ def seventy_billion() -> dict[str, float]:
     }
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--big", action="store_true", help="also plan 70 B parameters")
-    options = parser.parse_args()
+def report(*, big: bool) -> None:
     torch.set_num_threads(1)
     for name, build, batch in CASES:
         torch.manual_seed(0)
@@ -136,10 +133,12 @@ def main() -> None:
             if label != "one pass"
         )
         print(f"{name}: {figures}", flush=True)
-    if options.big:
+    if big:
         figures = "  ".join(f"{label} {value:.1f}" for label, value in seventy_billion().items())
         print(f"70 B on the meta device: {figures}", flush=True)
 
 
 if __name__ == "__main__":
-    main()
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--big", action="store_true", help="also plan 70 B parameters")
+    report(big=parser.parse_args().big)
