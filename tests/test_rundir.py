@@ -190,3 +190,37 @@ def test_two_processes_do_not_write_into_one_folder(run):
 
     run.replace_plan(write_while_another_tries)
     assert run.plan_file.read_text() == "first"
+
+
+@pytest.mark.parametrize("failing", ["journal", "undoing"])
+def test_a_swap_that_fails_at_a_bad_moment_can_be_finished(run, monkeypatch, failing):
+    """Interrupted just after the list of moves is there, or while moves are being taken back."""
+    honest, moves = os.replace, []
+
+    def replace(source, target):
+        moves.append(target)
+        if failing == "journal" and ".swap.json" in str(target):
+            honest(source, target)
+            raise KeyboardInterrupt
+        if failing == "undoing" and len(moves) in (5, 6):
+            raise KeyboardInterrupt
+        honest(source, target)
+
+    monkeypatch.setattr(os, "replace", replace)
+    with pytest.raises(KeyboardInterrupt):
+        run.replace_plan(writer("new"))
+    monkeypatch.undo()
+    run.settle()
+    whole = {run.plan_file.read_text(), run.model_file.read_text(), run.node_file(1).read_text()}
+    assert whole == ({"old"} if failing == "journal" else {"new"})
+    run.replace_plan(writer("newer"))
+    assert run.plan_file.read_text() == "newer"
+    assert not helpers(run)
+
+
+def test_files_that_only_look_like_a_cluster_are_left_alone(run):
+    (run.root / "cluster_notes.txt").write_text("mine")
+    (run.root / "cluster_old").mkdir()
+    run.replace_plan(writer("new"))
+    assert (run.root / "cluster_notes.txt").read_text() == "mine"
+    assert (run.root / "cluster_old").is_dir()

@@ -14,6 +14,7 @@ import msgspec
 import torch
 from torch import nn
 
+from ravnest.errors import PlanError
 from ravnest.operations.utils import clusterize
 from ravnest.plan import Plan
 from ravnest.rundir import RunDir
@@ -72,7 +73,10 @@ def _demo(folder: Path) -> int:
 
     run = RunDir(folder / "node_data")
     run.root.mkdir(parents=True, exist_ok=True)
-    run.pool_file.write_bytes(msgspec.json.format(msgspec.json.encode(POOL), indent=2))
+    pool = msgspec.json.format(msgspec.json.encode(POOL), indent=2)
+    if run.pool_file.exists() and run.pool_file.read_bytes() != pool:
+        raise PlanError(f"{run.pool_file} is not the demo's own; choose another folder")
+    run.pool_file.write_bytes(pool)
     print("1. Plan for three unequal providers, and cut\n")
     plan = clusterize(
         model, example_args=(train[0][:BATCH],), node_data=run.root, optimizer="momentum"

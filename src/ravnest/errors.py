@@ -6,10 +6,15 @@
     ├── PlanError       no plan fits this model on this pool
     ├── RunDirError     the folder of a run is in use by another process
     ├── PackageError    a stage package is damaged, foreign, too large or not allowed
-    └── FusionError     the trained stages do not add up to one model
+    ├── FusionError     the trained stages do not add up to one model
+    ├── NodeError       a Node or Trainer was given something it cannot work with
+    └── RunError        a run that had begun cannot go on
+        ├── WireError   what arrived over the network is damaged, foreign or too large
+        ├── PeerError   another provider cannot be reached, has died or has failed
+        └── DataError   Root and Leaf are not on the same batch
 
-All of them are `ValueError`s as well: each one says that a value given by the user was refused,
-and its message names that value and what to do about it.
+Those above `RunError` are `ValueError`s as well: each one says that a value given by the user was
+refused, and its message names that value and what to do about it.
 """
 
 
@@ -39,3 +44,23 @@ class PackageError(RavnestError, ValueError):
 
 class FusionError(RavnestError, ValueError):
     """Trained stages are missing or belong to different models."""
+
+
+class NodeError(RavnestError, ValueError):
+    """A Node or Trainer cannot be made from these arguments."""
+
+
+class RunError(RavnestError, RuntimeError):
+    """A run that had begun cannot go on."""
+
+
+class WireError(RunError):
+    """Bytes from the network were refused."""
+
+
+class PeerError(RunError):
+    """Another provider is gone, and the message names it."""
+
+
+class DataError(RunError):
+    """Root and Leaf do not read the same data in the same order."""

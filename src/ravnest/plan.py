@@ -24,6 +24,14 @@ class ProviderSpec(msgspec.Struct, frozen=True, kw_only=True):
     latency_ms: float = 0.0
 
     @property
+    def host(self) -> str:
+        return self.address.rpartition(":")[0]
+
+    @property
+    def port(self) -> int:
+        return int(self.address.rpartition(":")[2])
+
+    @property
     def bytes_per_s(self) -> float:
         return self.bandwidth_mbps * 1e6 / 8
 
@@ -101,6 +109,8 @@ class RingPlan(msgspec.Struct, frozen=True, kw_only=True):
     owners: tuple[int, ...]
     first_parameter: str
     """What the ring is called by; the first name if it averages buffers only."""
+    bytes: int = 0
+    """Of its tensors, once."""
 
 
 class IdleProvider(msgspec.Struct, frozen=True, kw_only=True):

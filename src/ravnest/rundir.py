@@ -15,6 +15,7 @@ next one to come along finishes them (`settle`). One process at a time may do so
 
 import contextlib
 import os
+import re
 import shutil
 import sys
 import tempfile
@@ -29,6 +30,7 @@ from ravnest.errors import RunDirError
 PLAN_PARTS = ("plan.json", "model.json", "nodes")
 TRAINED_MARK = "trained.json"
 _FRESH, _RETIRED = ".new-", ".old-"
+_CLUSTER = re.compile(r"cluster_\d+")
 
 
 class StateEntry(msgspec.Struct, frozen=True):
@@ -87,7 +89,8 @@ class RunDir:
                 write(RunDir(fresh))
                 return self._swap_in(fresh)
             finally:
-                shutil.rmtree(fresh, ignore_errors=True)
+                if not self._journal.exists():  # else it is needed to finish the swap
+                    shutil.rmtree(fresh, ignore_errors=True)
 
     def settle(self) -> None:
         """Finish what a process that died while replacing the plan has left half done."""
@@ -119,16 +122,12 @@ class RunDir:
         # plan.json comes last: whoever sees the new one finds everything else in place.
         new = sorted(fresh.iterdir(), key=lambda part: part.name == PLAN_PARTS[0])
         moves += [(part, self.root / part.name) for part in new]
-        self._write_journal(moves)
-        done: list[tuple[Path, Path]] = []
         try:
+            self._write_journal(moves)
             for source, target in moves:
                 os.replace(source, target)
-                done.append((source, target))
         except BaseException:
-            for source, target in reversed(done):
-                os.replace(target, source)
-            self._journal.unlink()
+            self._take_back(moves)
             retired.rmdir()
             with contextlib.suppress(OSError):  # not empty, or in use
                 self._archive.rmdir()
@@ -138,6 +137,13 @@ class RunDir:
             return retired
         shutil.rmtree(retired, ignore_errors=True)
         return None
+
+    def _take_back(self, moves: list[tuple[Path, Path]]) -> None:
+        """Undo whichever of these moves were made, judged by what lies where."""
+        for source, target in reversed(moves):
+            if target.exists() and not source.exists():
+                os.replace(target, source)
+        self._journal.unlink(missing_ok=True)
 
     def _write_journal(self, moves: list[tuple[Path, Path]]) -> None:
         relative = [
@@ -153,7 +159,8 @@ class RunDir:
         if self._journal.exists():
             moves = msgspec.json.decode(self._journal.read_bytes(), type=list[tuple[str, str]])
             for source, target in moves:
-                if not (self.root / target).exists():  # else this move was made
+                # A move that was made has its target; what is not there was never to be moved.
+                if (self.root / source).exists() and not (self.root / target).exists():
                     os.replace(self.root / source, self.root / target)
             self._journal.unlink()
         for prefix in (_FRESH, _RETIRED):
@@ -163,7 +170,8 @@ class RunDir:
     def _current_parts(self) -> list[Path]:
         """What the plan in place consists of; plan.json first."""
         parts = [self.root / part for part in PLAN_PARTS if (self.root / part).exists()]
-        return parts + sorted(self.root.glob("cluster_*"))
+        clusters = [path for path in self.root.glob("cluster_*") if _CLUSTER.fullmatch(path.name)]
+        return parts + sorted(path for path in clusters if path.is_dir())
 
     def _folder_beside(self, prefix: str) -> Path:
         return Path(tempfile.mkdtemp(prefix=prefix, dir=self.root))

@@ -43,6 +43,7 @@ def snapshot(folder: Path) -> dict[str, bytes | None]:
     return {
         path.relative_to(folder).as_posix(): path.read_bytes() if path.is_file() else None
         for path in sorted(folder.rglob("*"))
+        if path.name != ".lock"
     }
 
 

@@ -17,6 +17,7 @@ import torch
 from torch import nn
 from ravnest import clusterize
 
+torch.manual_seed(0)
 width = int(sys.argv[1]) if len(sys.argv) > 1 else 32
 model = nn.Sequential(*(nn.Linear(width, width) for _ in range(5)))
 try:
@@ -125,3 +126,24 @@ def test_an_error_of_the_script_comes_through_as_it_is(folder, text, error):
         plan_script(script(folder, text))
     assert sys.argv == argv
     assert not current().dry
+
+
+THREADED = """
+import threading
+import torch
+from torch import nn
+from ravnest import clusterize
+
+model = nn.Sequential(*(nn.Linear(8, 8) for _ in range(3)))
+thread = threading.Thread(target=clusterize, args=(model, torch.rand(4, 8)))
+thread.start()
+thread.join()
+"""
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_a_trial_reaches_into_the_threads_of_the_script(folder):
+    path = script(folder, THREADED)
+    before = snapshot(folder)
+    assert plan_script(path).model.parameters == 3 * (8 * 8 + 8)
+    assert snapshot(folder) == before

@@ -153,8 +153,16 @@ def swap(one, other):
 
 
 def swap_results(planned, one, other):
-    for name in ("trained.safetensors", "trained.json"):
-        swap(planned.package_folder(*one) / name, planned.package_folder(*other) / name)
+    here, there = planned.package_folder(*one), planned.package_folder(*other)
+    first, second = weights_in(here), weights_in(there)
+    first.rename(there / first.name)
+    second.rename(here / second.name)
+    swap(here / "trained.json", there / "trained.json")
+
+
+def weights_in(folder):
+    (path,) = folder.glob("trained-*.safetensors")
+    return path
 
 
 def truncate(path):
@@ -169,7 +177,7 @@ def change_one_byte(path):
 
 def plan_again(planned):
     """Another plan of the same model; then the results of the first are copied back in."""
-    results = list(planned.folder.glob("cluster_0/*/trained.*"))
+    results = list(planned.folder.glob("cluster_0/*/trained*"))
     kept = {path: path.read_bytes() for path in results}
     write_pool(planned.folder, *[{"ram": 2}] * 6)
     run_clusterize(seeded(Mixed), (WORDS[0],), planned.folder, max_clusters=2)
@@ -179,8 +187,8 @@ def plan_again(planned):
 
 DAMAGE = {
     "no results": (
-        lambda run: (run.package_folder(1) / "trained.safetensors").unlink(),
-        r"stage 1 \(node_\d+, .*has no trained weights",
+        lambda run: weights_in(run.package_folder(1)).unlink(),
+        r"stage 1 \(node_\d+, .*cannot be used.*is missing",
     ),
     "results without their manifest": (
         lambda run: (run.package_folder(2) / "trained.json").unlink(),
@@ -195,11 +203,11 @@ DAMAGE = {
         "stage 1 .*cannot be used.*graph.json is missing",
     ),
     "truncated": (
-        lambda run: truncate(run.package_folder(1) / "trained.safetensors"),
+        lambda run: truncate(weights_in(run.package_folder(1))),
         "stage 1 .*cannot be used.* bytes",
     ),
     "one bit changed": (
-        lambda run: change_one_byte(run.package_folder(1) / "trained.safetensors"),
+        lambda run: change_one_byte(weights_in(run.package_folder(1))),
         "stage 1 .*cannot be used.*hash",
     ),
     "manifest is no JSON": (

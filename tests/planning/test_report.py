@@ -80,6 +80,7 @@ def plan(clusters, *, single_machine_s=1.0, training_gb=4.0, idle=(), warnings=(
                 id=number,
                 names=(f"layer{number}.weight", f"layer{number}.bias"),
                 first_parameter=f"layer{number}.weight",
+                bytes=51_200_000,
                 owners=tuple(
                     c.stages[min(number, len(c.stages) - 1)].provider.id for c in clusters
                 ),
@@ -149,7 +150,7 @@ def test_rings_and_slow_runs_in_words():
     ]
     report = render_report(plan(pairs))
     assert "2 rings average 4 tensors over 2 clusters" in report
-    assert "204.80 MB per cluster" in report
+    assert "a round sends about 102.40 MB from each cluster" in report
     assert "Cluster 1: 30 batches/h" in report
 
 

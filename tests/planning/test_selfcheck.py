@@ -23,7 +23,7 @@ def checked(request, tmp_path_factory):
     kind, batch = MODELS[request.param]
     model = seeded(kind)
     folder = write_pool(tmp_path_factory.mktemp("node_data"), 2)
-    planned = run_clusterize(model, (batch,), folder, self_check=False)
+    planned = run_clusterize(model, (batch,), folder)
     return study(model, (batch,)), planned
 
 

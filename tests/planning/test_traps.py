@@ -3,6 +3,7 @@
 Every one of these either gave a wrong result without an error, or an error that did not help.
 """
 
+import json
 import random
 from collections.abc import Callable
 from pathlib import Path
@@ -12,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 from harness import compare, even_cuts, leaves_of, load_stages
+from pools import run_clusterize, write_pool
 from torch import Tensor, nn
 
 from ravnest.errors import CaptureError
@@ -625,3 +627,25 @@ def test_sparse_gradients_pass_the_self_check(tmp_path: Path) -> None:
     model = nn.Sequential(nn.Embedding(9, 6, sparse=True), nn.Linear(6, 3))
     studied = study(model, (torch.randint(0, 9, (4, 5)),))
     SelfCheck(studied)(load_stages(studied, even_cuts(studied, 2), tmp_path).stages)
+
+
+class BranchOnOne(nn.Module):
+    """A capture sees several rows and cannot tell that one row goes another way."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(6, 6), nn.Linear(6, 6)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.first(x)
+        return self.last(x if x.shape[0] > 1 else x * 2)
+
+
+@pytest.mark.parametrize("check", [True, False])
+def test_a_single_row_is_refused_unless_it_was_tried(tmp_path: Path, check: bool) -> None:
+    folder = write_pool(tmp_path, 2)
+    planned = run_clusterize(BranchOnOne(), (torch.randn(4, 6),), folder, self_check=check)
+    with pytest.raises(ValueError, match=r"a batch has 1 rows.*at least 2"):
+        planned.pipeline()(torch.randn(1, 6))
+    written = json.loads((tmp_path / "plan.json").read_text())["warnings"]
+    assert any(("single row" in text) == check for text in written)

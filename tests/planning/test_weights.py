@@ -2,6 +2,7 @@
 
 import shutil
 
+import msgspec
 import pytest
 import torch
 from pools import Mixed, Mlp, run_clusterize, seeded, snapshot, word_batches, write_pool
@@ -17,7 +18,7 @@ WORDS = word_batches(1)[0]
 def planned(tmp_path_factory):
     """The same model with its weights in memory, to compare with."""
     folder = write_pool(tmp_path_factory.mktemp("full"), 2)
-    return run_clusterize(seeded(Mixed), (WORDS,), folder)
+    return run_clusterize(seeded(Mixed), (WORDS,), folder, self_check=False)
 
 
 def on_meta(kind=Mixed):
@@ -34,6 +35,11 @@ def plan_with(folder, weights, model=None):
     return run_clusterize(model or on_meta(), (words,), write_pool(folder, 2), weights=weights)
 
 
+def named_alike(plan):
+    """The id depends on the weights, which a plan without them does not see."""
+    return msgspec.structs.replace(plan, plan_id="")
+
+
 def graphs(folder):
     return {path: text for path, text in snapshot(folder).items() if path.endswith("graph.json")}
 
@@ -41,7 +47,7 @@ def graphs(folder):
 def test_without_weights_the_packages_hold_graphs_only(tmp_path, planned):
     """The same plan and graphs as with weights; a stage cannot be run by mistake."""
     bare = plan_with(tmp_path, None)
-    assert bare.plan == planned.plan
+    assert named_alike(bare.plan) == named_alike(planned.plan)
     assert graphs(bare.folder) == graphs(planned.folder)
     assert not list(tmp_path.rglob("*.safetensors"))
     with pytest.raises(PackageError):
@@ -63,10 +69,11 @@ def test_weights_from_files_make_the_same_packages(tmp_path, planned, shards):
     else:
         save_file(tensors, source)
     found = plan_with(tmp_path / "node_data", source)
-    assert found.plan == planned.plan
+    assert named_alike(found.plan) == named_alike(planned.plan)
     one, other = snapshot(found.folder), snapshot(planned.folder)
     assert sorted(one) == sorted(other)
-    assert [path for path in one if "cluster_0/" in path and one[path] != other[path]] == []
+    differing = {path for path in one if "cluster_0/" in path and one[path] != other[path]}
+    assert {path.rpartition("/")[2] for path in differing} == {"manifest.json"}  # the plan's id
 
 
 @pytest.mark.parametrize("absent", ["embed.weight", "head.weight"])

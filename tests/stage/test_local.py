@@ -123,6 +123,9 @@ def test_gradients_of_a_tied_weight_are_summed_on_every_stage():
     for each in copies:
         torch.testing.assert_close(each.grad, w.grad)
     assert copies[0].grad is not copies[1].grad
+    stages.step(((X,), {}), loss)  # without zero_grad: added, and the first step counted once
+    for each in copies:
+        torch.testing.assert_close(each.grad, 2 * w.grad)
 
 
 @pytest.mark.parametrize("p", [0.0, 0.5])

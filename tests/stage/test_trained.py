@@ -61,6 +61,10 @@ def test_the_results_of_others_are_refused(package, changes, match):
         package.module(trained=True)
 
 
+def results_of(package):
+    return check_trained(package)
+
+
 def test_a_manifest_of_trained_weights_lists_nothing_else(package):
     entry = json.loads((package.directory / "trained.json").read_text())["files"][0]
     for files in ([entry, entry], [{**entry, "name": "weights.safetensors"}]):
@@ -70,10 +74,10 @@ def test_a_manifest_of_trained_weights_lists_nothing_else(package):
 
 
 def test_damaged_or_missing_results_are_refused(package):
-    path = package.directory / "trained.safetensors"
+    path = results_of(package)
     content = path.read_bytes()
     path.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
-    with pytest.raises(PackageError, match=r"trained\.safetensors does not have the hash"):
+    with pytest.raises(PackageError, match=r"trained-\w+\.safetensors does not have the hash"):
         package.module(trained=True)
     path.write_bytes(content[:-1])
     with pytest.raises(PackageError, match="the manifest says"):
@@ -87,7 +91,7 @@ def test_damaged_or_missing_results_are_refused(package):
 
 
 def test_the_limits_of_the_package_hold_for_its_results(package):
-    size = (package.directory / "trained.safetensors").stat().st_size
+    size = results_of(package).stat().st_size
     with pytest.raises(PackageError, match="more than"):
         check_trained(package, Limits(weight_bytes=size - 1))
     narrow = StagePackage(
@@ -110,11 +114,30 @@ def test_nothing_is_written_through_a_link(package, tmp_path):
     """A package may bring a link under the name that is about to be written."""
     victim = tmp_path / "victim"
     victim.write_text("precious")
-    for name in ("trained.safetensors", "trained.json"):
-        for link in (package.directory / name, package.directory / f"{name}.new"):
-            link.unlink(missing_ok=True)
-            link.symlink_to(victim)
+    for name in ("trained.new", results_of(package).name, "trained.json", "trained.json.new"):
+        link = package.directory / name
+        link.unlink(missing_ok=True)
+        link.symlink_to(victim)
     save_trained(package, trained(1.0))
     assert victim.read_text() == "precious"
-    assert not os.path.islink(package.directory / "trained.safetensors")
-    check_trained(package)
+    assert not os.path.islink(check_trained(package))
+
+
+@pytest.mark.parametrize("moment", ["weights", "manifest"])
+def test_an_interrupted_save_leaves_the_older_result_whole(package, monkeypatch, moment):
+    """Whichever file is about to be put in place: what is loaded is one result or the other."""
+    honest = os.replace
+
+    def interrupted(source, target):
+        if ("trained.json" in str(target)) == (moment == "manifest"):
+            raise KeyboardInterrupt
+        honest(source, target)
+
+    monkeypatch.setattr(os, "replace", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        save_trained(package, trained(5.0))
+    monkeypatch.undo()
+    found = package.module(trained=True).tensors()
+    assert torch.equal(found["scale"], trained(1.0)["scale"])
+    save_trained(package, trained(6.0))
+    assert [results_of(package)] == list(package.directory.glob("trained-*"))

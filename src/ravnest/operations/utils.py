@@ -4,13 +4,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import nn
 
 from ravnest.errors import CaptureError, PlanError
 from ravnest.plan import Plan
 from ravnest.planning import dryrun
 from ravnest.planning.costing.costs import TrainingMemory
-from ravnest.planning.planner import make_plan
+from ravnest.planning.planner import make_plan, with_warning
 from ravnest.planning.pool import read_pool
 from ravnest.planning.report import node_blocks, render_report
 from ravnest.planning.search.clusters import PlanOptions
@@ -35,7 +36,7 @@ def clusterize(
     min_cluster_size: int = 2,
     max_clusters: int | None = None,
     idle_gain: float = 1.5,
-    optimizer: str | float = "adam",
+    optimizer: str | float | type = "adam",
     seed: int = 0,
     self_check: bool | None = None,
     weights: str | Path | None = None,
@@ -53,8 +54,8 @@ def clusterize(
         max_clusters: most clusters to form; as many as useful if not given.
         idle_gain: leave a provider out only if the run is predicted to be this many times faster
             without it. 1.0 seeks speed alone; `math.inf` uses everybody whatever it costs.
-        optimizer: how much memory its state takes: "sgd", "momentum", "adam", "adamw", or a number
-            of bytes per byte of weights.
+        optimizer: how much memory its state takes: "sgd", "momentum", "adam", "adamw", one of
+            torch's classes of these names, or a number of bytes per byte of weights.
         seed: equal seeds give equal plans.
         self_check: compare the finished stages with the model; by default for models up to 2 GB.
         weights: a safetensors file, or a folder of them, to take the weights from; for a model on
@@ -82,13 +83,11 @@ def clusterize(
     plan = make_plan(studied, pool, options)
     overrides.deliver(plan)
     small = plan.model.parameter_bytes <= _SELF_CHECK_LIMIT
-    archived = write_plan(
-        plan,
-        studied,
-        run,
-        weights=_weight_source(studied, weights),
-        check=small if self_check is None else self_check,
-    )
+    check = (small if self_check is None else self_check) and studied.has_weights
+    if not check:
+        plan = with_warning(plan, "the stages were not compared with the model (self_check)")
+    source = _weight_source(studied, weights)
+    archived = write_plan(plan, studied, run, weights=source, check=check)
     if not quiet:
         print(node_blocks(plan))
         print(render_report(plan))
@@ -108,7 +107,9 @@ def _weight_source(studied: Study, weights: str | Path | None) -> WeightSource |
     return FromModel(studied) if studied.has_weights else None
 
 
-def _optimizer_factor(optimizer: str | float) -> float:
+def _optimizer_factor(optimizer: str | float | type) -> float:
+    if isinstance(optimizer, type):  # SGD may have momentum: plan for it
+        optimizer = "momentum" if optimizer is torch.optim.SGD else optimizer.__name__
     if isinstance(optimizer, str):
         if optimizer.lower() not in OPTIMIZER_FACTORS:
             known = ", ".join(OPTIMIZER_FACTORS)
@@ -117,6 +118,7 @@ def _optimizer_factor(optimizer: str | float) -> float:
                 "or the bytes of state per byte of weights as a number"
             )
         return OPTIMIZER_FACTORS[optimizer.lower()]
-    if isinstance(optimizer, bool) or not 0 <= optimizer < 100:
+    given: object = optimizer
+    if not isinstance(given, int | float) or isinstance(given, bool) or not 0 <= given < 100:
         raise PlanError(f"optimizer is {optimizer!r}; expected a factor from 0 to 100")
-    return float(optimizer)
+    return float(given)

@@ -13,10 +13,10 @@ import torch
 from safetensors.torch import save_file
 
 from ravnest.errors import FusionError, PackageError
-from ravnest.plan import ClusterPlan, Plan
+from ravnest.plan import PLAN_FORMAT, ClusterPlan, Plan
 from ravnest.rundir import ModelIndex, RunDir
+from ravnest.stage.graph import Versioned
 from ravnest.stage.package import (
-    TRAINED,
     TRAINED_MANIFEST,
     StagePackage,
     check_trained,
@@ -57,7 +57,13 @@ def assemble(
 
 def _read_plan(run: RunDir) -> tuple[Plan, ModelIndex]:
     try:
-        plan = msgspec.json.decode(run.plan_file.read_bytes(), type=Plan)
+        content = run.plan_file.read_bytes()
+        found = msgspec.json.decode(content, type=Versioned).format
+        if found != PLAN_FORMAT:
+            raise FusionError(
+                f"the plan in {run.root} has format {found}; this release reads {PLAN_FORMAT}"
+            )
+        plan = msgspec.json.decode(content, type=Plan)
         index = msgspec.json.decode(run.model_file.read_bytes(), type=ModelIndex)
     except FileNotFoundError as error:
         raise FusionError(
@@ -83,14 +89,13 @@ def _open_stage(run: RunDir, plan: Plan, cluster: ClusterPlan, number: int) -> S
     stage = cluster.stages[number]
     who = f"stage {number} (node_{stage.provider.id}, {stage.provider.address})"
     path = run.package_dir(cluster.id, stage.provider.address)
-    if not (path / TRAINED).is_file() or not (path / TRAINED_MANIFEST).is_file():
+    if not (path / TRAINED_MANIFEST).is_file():
         raise FusionError(
             f"{who} has no trained weights in {path}. Train with Trainer(save=True); if providers "
-            "ran on other machines, copy their trained.safetensors and trained.json here first."
+            "ran on other machines, copy their trained.json and trained-*.safetensors here first."
         )
     try:
         package = load_package(path)
-        check_trained(package)
     except PackageError as error:
         raise FusionError(f"{who} cannot be used: {error}") from error
     found = package.manifest
@@ -99,6 +104,10 @@ def _open_stage(run: RunDir, plan: Plan, cluster: ClusterPlan, number: int) -> S
             f"{path} holds stage {found.stage} of cluster {found.cluster}, plan {found.plan_id}; "
             f"expected {who} of cluster {cluster.id}, plan {plan.plan_id}"
         )
+    try:
+        check_trained(package)
+    except PackageError as error:
+        raise FusionError(f"{who} cannot be used: {error}") from error
     return package
 
 
@@ -106,7 +115,7 @@ def _owned_tensors(packages: list[StagePackage]) -> dict[str, torch.Tensor]:
     owned: dict[str, torch.Tensor] = {}
     for package in packages:
         try:
-            weights = load_weights(package.directory / TRAINED, package.graph)
+            weights = load_weights(check_trained(package), package.graph)
         except PackageError as error:
             raise FusionError(str(error)) from error
         for spec in package.graph.tensors:
@@ -118,7 +127,7 @@ def _owned_tensors(packages: list[StagePackage]) -> dict[str, torch.Tensor]:
 
 
 def _write(state: dict[str, torch.Tensor], folder: Path) -> Path:
-    """Both files complete, or neither changed."""
+    """Each file is complete before it takes the place of the one before."""
     folder.mkdir(parents=True, exist_ok=True)
     pending = {name: folder / (name + ".new") for name in (SAFETENSORS, STATE_DICT)}
     try:

@@ -9,6 +9,8 @@ import hashlib
 from collections.abc import Sequence
 
 import msgspec
+import torch
+import xxhash
 
 from ravnest.plan import (
     ClusterPlan,
@@ -120,7 +122,12 @@ def _rings(study: Study, clusters: Sequence[ClusterPlan]) -> tuple[RingPlan, ...
     held = study.held
     names = [name for name in study.homes if held[name].trainable or held[name].kind == "buffer"]
     parameters = {name for name in names if held[name].kind == "parameter"}
-    return form_rings(names, [_owners(cluster, study, names) for cluster in clusters], parameters)
+    rings = form_rings(names, [_owners(cluster, study, names) for cluster in clusters], parameters)
+    sizes = {name: held[name].tensor.nbytes for name in names}
+    return tuple(
+        msgspec.structs.replace(ring, bytes=sum(sizes[name] for name in ring.names))
+        for ring in rings
+    )
 
 
 def _owners(cluster: ClusterPlan, study: Study, names: Sequence[str]) -> dict[str, int]:
@@ -138,9 +145,24 @@ def _single_machine_seconds(costs: CutCosts, pool: Sequence[ProviderSpec]) -> fl
 
 
 def _fingerprint(study: Study, plan: Plan) -> str:
-    """The same model, pool and cuts give the same id; anything else another."""
-    tensors = [
-        (name, str(held.tensor.dtype), list(held.tensor.shape)) for name, held in study.held.items()
-    ]
-    digest = hashlib.sha256(msgspec.json.encode((plan, tensors)))
+    """The same model with the same weights, pool and cuts give the same id; anything else another.
+
+    Weights that are read from files later are not seen here; their names and shapes are.
+    """
+    digest = hashlib.sha256(msgspec.json.encode((plan, study.stages(()))))
+    for name, held in study.held.items():
+        digest.update(name.encode())
+        if not held.tensor.is_meta:
+            digest.update(_content_hash(held.tensor))
     return digest.hexdigest()[:16]
+
+
+def _content_hash(tensor: torch.Tensor) -> bytes:
+    """Fast rather than cryptographic: this tells plans apart, it does not vouch for anything."""
+    dense = tensor.detach().to_dense() if tensor.is_sparse else tensor.detach()
+    plain = dense.cpu().contiguous().reshape(-1)
+    return xxhash.xxh3_128(plain.view(torch.uint8).numpy().data).digest() if plain.numel() else b""
+
+
+def with_warning(plan: Plan, warning: str) -> Plan:
+    return msgspec.structs.replace(plan, warnings=(*plan.warnings, warning))

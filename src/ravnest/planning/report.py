@@ -1,7 +1,7 @@
 """A plan in words and figures a person can act on."""
 
 from ravnest.plan import ClusterPlan, Plan, StagePlan
-from ravnest.planning.writing import param_addresses, rings_of
+from ravnest.planning.nodes import param_addresses, rings_of
 
 
 def node_blocks(plan: Plan) -> str:
@@ -55,17 +55,17 @@ def _cluster_lines(cluster: ClusterPlan) -> list[str]:
         "provider", "address", "role", "parameters", "memory / limit",
         "sent + received per batch", "compute", "link", "",
     )  # fmt: skip
-    rows = [_stage_row(stage, stage is slowest) for stage in cluster.stages]
+    alone = len(cluster.stages) == 1
+    rows = [_stage_row(stage, slowest=stage is slowest, alone=alone) for stage in cluster.stages]
     return [heading, *_table([header, *rows])]
 
 
-def _stage_row(stage: StagePlan, slowest: bool) -> tuple[str, ...]:
+def _stage_row(stage: StagePlan, *, slowest: bool, alone: bool) -> tuple[str, ...]:
     provider = stage.provider
-    both = stage.index == 0 and stage.in_flight == 1
     return (
         f"node_{provider.id}",
         provider.address,
-        "Root+Leaf" if both else stage.role,
+        "Root+Leaf" if alone else stage.role,
         _count(stage.parameters),
         f"{_size(stage.memory.total)} / {_size(provider.memory_bytes)}",
         f"{_size(stage.sent_bytes)} + {_size(stage.received_bytes)}",
@@ -89,10 +89,12 @@ def _ring_lines(plan: Plan) -> list[str]:
     if len(plan.clusters) == 1:
         return ["One cluster: nothing to average."]
     tensors = sum(len(ring.names) for ring in plan.rings)
+    clusters = len(plan.clusters)
+    traffic = 2 * (clusters - 1) / clusters * sum(ring.bytes for ring in plan.rings)
     rings = "1 ring averages" if len(plan.rings) == 1 else f"{len(plan.rings)} rings average"
     return [
-        f"{rings} {tensors} tensors over {len(plan.clusters)} clusters; "
-        f"a round moves about {_size(2 * plan.model.parameter_bytes)} per cluster."
+        f"{rings} {tensors} tensors over {clusters} clusters; "
+        f"a round sends about {_size(traffic)} from each cluster."
     ]
 
 

@@ -28,7 +28,7 @@ from ravnest.planning.cutting.alignment import align
 from ravnest.planning.cutting.analysis import Facts, analyse
 from ravnest.planning.cutting.ownership import home_positions
 from ravnest.planning.cutting.staging import CutProgram, build_stages
-from ravnest.planning.torchscript import as_module, mode_is_baked
+from ravnest.planning.torchscript import as_module, is_script, mode_is_baked
 from ravnest.stage.graph import StageGraph
 
 logger = logging.getLogger("ravnest.planning")
@@ -69,6 +69,12 @@ class Study:
             found[held.name].append(name)
         return found
 
+    def needs_two_rows(self) -> None:
+        """Have the stages refuse a single row: the capture knows only what happens to several."""
+        for program in (self.train, self.evaluation):
+            least, most = program.rows
+            program.rows = (max(least, 2), most)
+
     def stages(self, cuts: Sequence[int]) -> list[StageGraph]:
         """The stage graphs for inner borders `cuts`, given as train positions."""
         places = [self.places[cut] for cut in cuts]
@@ -92,7 +98,7 @@ def study(
     """Capture and measure a model. Leaves the model as it was."""
     warnings: list[str] = []
     name = type(model).__name__
-    if isinstance(model, torch.jit.ScriptModule):
+    if is_script(model):
         name = getattr(model, "original_name", name)
         if mode_is_baked(model):
             warnings.append(

@@ -61,7 +61,13 @@ class LocalPipeline:
         return self._result(values)
 
     def step(self, call: Call, loss: Callable[[Any], torch.Tensor]) -> tuple[torch.Tensor, Any]:
-        """Forward, loss and backward; gradients stay in the parameters, tied ones are summed."""
+        """Forward, loss and backward. Gradients are added to those in the parameters; copies of
+        a tied one get the sum over all stages."""
+        tied = self._tied()
+        earlier = [copy.grad for copies in tied for copy in copies]
+        for copies in tied:
+            for copy in copies:
+                copy.grad = None
         values = self._values(*call)
         borders = [self._forward(stage, values, grad=True) for stage in self.stages]
         result_leaves = {
@@ -76,23 +82,18 @@ class LocalPipeline:
         for inputs, outputs in reversed(borders):
             _backward(inputs, outputs, gradients)
             _collect(gradients, inputs)
-        self.sum_tied_gradients()
+        _share_sums(tied, earlier)
         return scalar.detach(), result
 
-    def sum_tied_gradients(self) -> None:
-        """A parameter held by several stages gets the sum of its gradients on every one of them."""
+    def _tied(self) -> list[list[torch.Tensor]]:
+        """Parameters that several stages hold, each with all its copies."""
         holders: defaultdict[str, list[torch.Tensor]] = defaultdict(list)
         for stage in self.stages:
             tensors = stage.tensors()
             for spec in stage.graph.tensors:
                 if spec.trainable and len(spec.stages) > 1:
                     holders[spec.name].append(tensors[spec.name])
-        for copies in holders.values():
-            gradients = [copy.grad for copy in copies if copy.grad is not None]
-            if gradients:
-                total = torch.stack(gradients).sum(0)
-                for copy in copies:
-                    copy.grad = total.clone()
+        return list(holders.values())
 
     def _values(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[int, Any]:
         first = self.stages[0]
@@ -120,6 +121,22 @@ class LocalPipeline:
     def _result(self, values: Mapping[int, Any]) -> Any:
         last = self.stages[-1]
         return structure.rebuild(last.graph.mode(last.mode).result, values.__getitem__)
+
+
+def _share_sums(
+    tied: Sequence[Sequence[torch.Tensor]], earlier: Sequence[torch.Tensor | None]
+) -> None:
+    """Give every copy the sum of this step's gradients, on top of what it had before."""
+    before = iter(earlier)
+    for copies in tied:
+        gradients = [copy.grad for copy in copies if copy.grad is not None]
+        total = torch.stack(gradients).sum(0) if gradients else None
+        for copy in copies:
+            had = next(before)
+            if total is None:
+                copy.grad = had
+            else:
+                copy.grad = total.clone() if had is None else had + total
 
 
 def check_batch(graph: StageGraph, values: Mapping[int, Any]) -> None:
@@ -152,9 +169,9 @@ def _check_rows(graph: StageGraph, rows: int) -> None:
     if rows < graph.least_rows or (most is not None and rows > most):
         limits = f"at least {graph.least_rows}" + ("" if most is None else f" and at most {most}")
         raise ValueError(
-            f"a batch has {rows} rows, but this model branches on the batch size and was planned "
-            f"for {limits}. Use such batches only (drop_last=True in the DataLoader), or remove "
-            "the branch."
+            f"a batch has {rows} rows, but this model was planned for {limits}: with others it "
+            "does something else, or has not been shown not to. Use such batches only "
+            "(drop_last=True in the DataLoader)."
         )
 
 

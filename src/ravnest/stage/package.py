@@ -3,7 +3,8 @@
     manifest.json          what the package is, with size and SHA-256 of the other files
     graph.json             the operators (see graph.py)
     weights.safetensors    parameters, buffers and constants under the user's own names
-    trained.safetensors    the same after training, with trained.json to vouch for it
+    trained.json           says which of these files are the trained weights, with size and hash
+    trained-*.safetensors  parameters, buffers and constants after training
 
 Reading a package runs nothing that it contains. Sizes are checked before bytes are read, hashes
 before bytes are parsed, names and shapes before tensors are used. Files are plain files: a link
@@ -16,6 +17,7 @@ itself may write to the directory. A built module holds copies and does not look
 
 import hashlib
 import os
+import re
 import stat
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -45,8 +47,9 @@ from ravnest.stage.operators import dtype_name
 MANIFEST = "manifest.json"
 GRAPH = "graph.json"
 WEIGHTS = "weights.safetensors"
-TRAINED = "trained.safetensors"
+TRAINED_FILES = "trained-*.safetensors"
 TRAINED_MANIFEST = "trained.json"
+_TRAINED_NAME = re.compile(r"trained-[0-9a-f]{16}\.safetensors")
 _Document = TypeVar("_Document", Manifest, StageGraph)
 
 
@@ -70,14 +73,14 @@ class StagePackage:
 
         `model` is needed only by a stage that was cut at module boundaries.
         """
+        path = self.directory / WEIGHTS
         if trained:
-            check_trained(self)
+            path = check_trained(self)
         elif WEIGHTS not in {entry.name for entry in self.manifest.files}:
             raise PackageError(
                 f"stage package {self.directory} was planned without weights: "
                 "give them when planning, or load trained ones"
             )
-        path = self.directory / (TRAINED if trained else WEIGHTS)
         weights = load_weights(path, self.graph, device)
         return StageModule(self.graph, weights, device, model)
 
@@ -102,18 +105,27 @@ def write_package(
 
 
 def save_trained(package: StagePackage, tensors: Mapping[str, torch.Tensor]) -> None:
-    """Keep a stage's trained tensors beside its package; an older result is replaced at once."""
-    temporary = package.directory / (TRAINED + ".new")
+    """Keep a stage's trained tensors beside its package.
+
+    The new file is complete under a name of its own before trained.json is replaced and the older
+    one removed: whenever this is interrupted, one result is there and whole.
+    """
+    directory = package.directory
+    temporary = directory / "trained.new"
     temporary.unlink(missing_ok=True)  # whatever it is, it must not be written through
     _save_weights(temporary, package.graph, tensors)
-    os.replace(temporary, package.directory / TRAINED)
+    path = directory / TRAINED_FILES.replace("*", _sha256(temporary)[:16])
+    os.replace(temporary, path)
     _write_manifest(
-        package.directory / TRAINED_MANIFEST,
+        directory / TRAINED_MANIFEST,
         package.graph,
-        [_entry(package.directory / TRAINED)],
+        [_entry(path)],
         plan_id=package.manifest.plan_id,
         cluster=package.manifest.cluster,
     )
+    for older in directory.glob(TRAINED_FILES):
+        if older != path:
+            older.unlink()
 
 
 def load_package(directory: Path, limits: Limits | None = None) -> StagePackage:
@@ -141,23 +153,26 @@ def load_package(directory: Path, limits: Limits | None = None) -> StagePackage:
     return StagePackage(directory, manifest, graph, limits)
 
 
-def check_trained(package: StagePackage, limits: Limits | None = None) -> None:
-    """Refuse trained weights that are damaged or belong to another plan or stage."""
+def check_trained(package: StagePackage, limits: Limits | None = None) -> Path:
+    """The file of the trained weights; refused if damaged or of another plan or stage."""
     limits = limits or package.limits
-    path = package.directory / TRAINED
+    path = package.directory / TRAINED_MANIFEST
     try:
         found = _decode(package.directory / TRAINED_MANIFEST, Manifest, limits.manifest_bytes)
         for name in ("plan_id", "cluster", "stage", "stages"):
             theirs, ours = getattr(found, name), getattr(package.manifest, name)
             if theirs != ours:
                 raise PackageError(f"belongs to {name} {theirs!r}, this package to {ours!r}")
-        if [entry.name for entry in found.files] != [TRAINED]:
-            raise PackageError(f"{TRAINED_MANIFEST} does not list just {TRAINED}")
+        names = [entry.name for entry in found.files]
+        if len(names) != 1 or not _TRAINED_NAME.fullmatch(names[0]):
+            raise PackageError(f"{TRAINED_MANIFEST} does not list just one {TRAINED_FILES}")
+        path = package.directory / names[0]
         _check_file(path, found.files[0], limits.weight_bytes)
     except PackageError as error:
         raise PackageError(f"{path}: {error}") from error.__cause__
     except OSError as error:
         raise PackageError(f"{path} cannot be read: {error}") from error
+    return path
 
 
 def load_weights(

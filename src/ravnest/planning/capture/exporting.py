@@ -109,8 +109,8 @@ def capture(model: nn.Module, call: Call, mode: Mode) -> Program:
 def _row_limits(exported: ExportedProgram, program: Program, call: Call) -> tuple[int, int | None]:
     """What the capture assumed about the batch size: `if len(x) > 8` holds for 9 rows and more.
 
-    It always assumes more than one row, which nearly every model does not care about; the
-    self-check tries a single row.
+    It always assumes more than one row, which nearly every model does not care about. The
+    self-check tries a single row, and where it cannot, two are asked for (`Study.needs_two_rows`).
     """
     least, most = 1, None
     for leaf, given in zip(program.inputs, call.leaves, strict=True):
