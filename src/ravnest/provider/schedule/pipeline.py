@@ -1,0 +1,293 @@
+"""The order of work on one stage of an asynchronous pipeline.
+
+A stage is told what has become possible (`ForwardReady`, `BackwardReady`, …) and asked what to do
+next. It answers with the first of these that applies:
+
+    1. Update     every gradient of an update is there, and a weight version is free for the result
+    2. Backward   gradients of a micro-batch have arrived: finish old work first
+    3. Forward    the next micro-batch in line, if not too many are in flight and, in a synchronous
+                  schedule, all updates before it are done
+       Evaluate   the same for a micro-batch without a backward
+       Obey       a command in line, once nothing is in flight
+    4. nothing    wait for the next event
+
+Weights. A forward uses the newest version, its backward the same one. An update while micro-batches
+are in flight makes a new version and leaves them the old one. At most `max_versions` are alive at
+once: with two, an update waits until nobody uses the older one, and gradients that arrive in the
+meantime are taken along (coalesced). A batch in at least S-1 micro-batches never has to wait:
+
+    stage 0 of 3, two micro-batches a batch, in flight ≤ 3, F and B as  batch.part[version]
+
+    F0.0[0] F0.1[0] F1.0[0] B0.0 F1.1[0] B0.1 U→1 F2.0[1] B1.0 F2.1[1] B1.1 U→2 F3.0[2] …
+
+So a micro-batch is forwarded with weights that lack at most one update, and only the first S-1-s of
+each batch lack one at all. On the last stage nothing is ever in flight, and no weights are old.
+"""
+
+from collections import deque
+from dataclasses import dataclass, field
+from typing import Literal
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Key:
+    """Which part of which batch."""
+
+    batch: int
+    part: int
+
+
+# ---- events ----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class ForwardReady:
+    """The inputs of a micro-batch are here; they must come in order."""
+
+    key: Key
+    update: int
+    """The optimizer step that this micro-batch contributes to, counted over the run."""
+    closes_update: bool
+    trains: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class BackwardReady:
+    key: Key
+
+
+@dataclass(frozen=True, slots=True)
+class CommandReady:
+    """Something to be done in line with the micro-batches, when all before it are finished."""
+
+    name: str
+    number: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class UpdateAllowed:
+    """What other stages contribute to this update is here (their share of the gradient norm)."""
+
+    update: int
+
+
+Event = ForwardReady | BackwardReady | CommandReady | UpdateAllowed
+
+
+# ---- instructions ----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Forward:
+    key: Key
+    version: int
+
+
+@dataclass(frozen=True, slots=True)
+class Backward:
+    key: Key
+    version: int
+    staleness: int
+    """Updates that the weights of its forward lacked."""
+    frees_version: bool
+    """Nobody needs this version any more."""
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluate:
+    key: Key
+
+
+@dataclass(frozen=True, slots=True)
+class Update:
+    """Apply the gradients of `batches` batches; the result is version `version`."""
+
+    update: int
+    version: int
+    batches: int
+    in_place: bool
+    """The old version is in nobody's use and may be overwritten."""
+
+
+@dataclass(frozen=True, slots=True)
+class Obey:
+    command: CommandReady
+
+
+Instruction = Forward | Backward | Evaluate | Update | Obey
+
+
+# ---- the stage -------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """What distinguishes one schedule from another."""
+
+    is_last: bool
+    schedule: Literal["async", "sync"] = "async"
+    max_versions: int = 2
+    waits_for_permission: bool = False
+    """Updates need an `UpdateAllowed`."""
+
+    def __post_init__(self) -> None:
+        if self.max_versions < 2:
+            raise ValueError(f"max_versions is {self.max_versions}; a pipeline needs at least 2")
+
+
+@dataclass(slots=True)
+class _InFlight:
+    """A micro-batch between its forward and its backward."""
+
+    version: int
+    staleness: int
+    update: int
+    closes_update: bool
+
+
+@dataclass(slots=True)
+class _Gradients:
+    """What has been accumulated and not applied."""
+
+    update: int = 0
+    batches: int = 0
+    complete: bool = False
+    """The last micro-batch of an update is in."""
+    started: set[int] = field(default_factory=set)
+    """Batches that have contributed."""
+
+
+class StageSchedule:
+    """The state of one stage, and the decision what it does next."""
+
+    def __init__(self, rules: Rules, limit: int) -> None:
+        self.rules = rules
+        self.limit = limit
+        """Micro-batches that may be between forward and backward."""
+        self._line: deque[ForwardReady | CommandReady] = deque()
+        self._backwards: deque[Key] = deque()
+        self._in_flight: dict[Key, _InFlight] = {}
+        self._users: dict[int, int] = {0: 0}
+        self._version = 0
+        self._updates_done = 0
+        self._gradients = _Gradients()
+        self._allowed = -1
+        self._last_key: Key | None = None
+
+    # ---- what others may ask ----
+
+    @property
+    def in_flight(self) -> int:
+        return len(self._in_flight)
+
+    @property
+    def queued(self) -> int:
+        return len(self._line)
+
+    @property
+    def version(self) -> int:
+        return self._version
+
+    @property
+    def versions_alive(self) -> int:
+        return len(self._users)
+
+    @property
+    def updates_done(self) -> int:
+        return self._updates_done
+
+    # ---- events in ----
+
+    def handle(self, event: Event) -> None:
+        match event:
+            case ForwardReady():
+                if self._last_key is not None and event.key <= self._last_key:
+                    raise ValueError(f"{event.key} comes after {self._last_key}")
+                self._last_key = event.key
+                self._line.append(event)
+            case CommandReady():
+                self._line.append(event)
+            case BackwardReady(key):
+                if key not in self._in_flight or key in self._backwards:
+                    raise ValueError(f"gradients of {key}, which is not in flight")
+                self._backwards.append(key)
+            case UpdateAllowed(update):
+                self._allowed = max(self._allowed, update)
+
+    # ---- instructions out ----
+
+    def next(self) -> Instruction | None:
+        """What to do now; the caller does it before it asks again."""
+        return self._next_update() or self._next_backward() or self._next_in_line()
+
+    def _next_update(self) -> Update | None:
+        gradients = self._gradients
+        if not gradients.complete:
+            return None
+        if self.rules.waits_for_permission and self._allowed < gradients.update:
+            return None
+        in_place = self._users[self._version] == 0
+        if not in_place and len(self._users) >= self.rules.max_versions:
+            return None
+        return self._update(in_place=in_place)
+
+    def _update(self, *, in_place: bool) -> Update:
+        gradients = self._gradients
+        if in_place:
+            del self._users[self._version]
+        self._version += 1
+        self._users[self._version] = 0
+        self._updates_done = gradients.update + 1
+        self._gradients = _Gradients()
+        return Update(gradients.update, self._version, gradients.batches, in_place)
+
+    def _next_backward(self) -> Backward | None:
+        if not self._backwards:
+            return None
+        key = self._backwards.popleft()
+        item = self._in_flight.pop(key)
+        self._users[item.version] -= 1
+        freed = self._users[item.version] == 0 and item.version != self._version
+        if freed:
+            del self._users[item.version]
+        gradients = self._gradients
+        gradients.update = item.update
+        gradients.complete = gradients.complete or item.closes_update
+        if key.batch not in gradients.started:
+            gradients.started.add(key.batch)
+            gradients.batches += 1
+        return Backward(key, item.version, item.staleness, freed)
+
+    def _next_in_line(self) -> Instruction | None:
+        if not self._line:
+            return None
+        first = self._line[0]
+        if isinstance(first, CommandReady):
+            return self._obey(first)
+        if not first.trains:
+            self._line.popleft()
+            return Evaluate(first.key)
+        if len(self._in_flight) >= self.limit:
+            return None
+        if self.rules.schedule == "sync" and self._updates_done < first.update:
+            return None
+        self._line.popleft()
+        staleness = max(0, first.update - self._updates_done)
+        self._in_flight[first.key] = _InFlight(
+            self._version, staleness, first.update, first.closes_update
+        )
+        self._users[self._version] += 1
+        if self.rules.is_last:
+            self._backwards.append(first.key)  # the loss is there as soon as the outputs are
+        return Forward(first.key, self._version)
+
+    def _obey(self, command: CommandReady) -> Instruction | None:
+        """Nothing is in flight and nothing is left to apply when a command is carried out."""
+        if self._in_flight or self._backwards:
+            return None
+        if self._gradients.batches:  # an update that the end of an epoch has cut short
+            if self.rules.waits_for_permission and self._allowed < self._gradients.update:
+                return None
+            return self._update(in_place=self._users[self._version] == 0)
+        self._line.popleft()
+        return Obey(command)

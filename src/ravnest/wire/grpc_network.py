@@ -1,0 +1,175 @@
+"""Streams over gRPC: one bidirectional call per stream, chunks as raw bytes.
+
+gRPC supplies connections, encryption, keepalive and flow control. It never sees a message: without
+serialisers a call moves bytes, and the method below is the only one there is.
+"""
+
+import asyncio
+import contextlib
+from collections.abc import Sequence
+from typing import Any
+
+import grpc
+from grpc import aio
+
+from ravnest.wire.framing import CHUNK_BYTES
+from ravnest.wire.security import TlsKeys
+from ravnest.wire.streams import ChunkStream, ListenError, StreamError, StreamHandler
+
+_SERVICE, _METHOD = "ravnest.Wire", "Stream"
+_LARGEST = 2 * CHUNK_BYTES
+_KEEPALIVE_MS, _KEEPALIVE_TIMEOUT_MS = 5_000, 5_000
+_OPTIONS: Sequence[tuple[str, int]] = (
+    ("grpc.max_receive_message_length", _LARGEST),
+    ("grpc.max_send_message_length", _LARGEST),
+    # A neighbour that froze or fell off the network is noticed, not waited for.
+    ("grpc.keepalive_time_ms", _KEEPALIVE_MS),
+    ("grpc.keepalive_timeout_ms", _KEEPALIVE_TIMEOUT_MS),
+    ("grpc.keepalive_permit_without_calls", 1),
+    ("grpc.http2.max_pings_without_data", 0),
+    ("grpc.http2.min_ping_interval_without_data_ms", _KEEPALIVE_MS),
+    ("grpc.http2.min_recv_ping_interval_without_data_ms", _KEEPALIVE_MS // 2),
+    ("grpc.http2.max_ping_strikes", 0),
+    # Large frames over long links: do not let HTTP/2 windows throttle them.
+    ("grpc.http2.lookahead_bytes", 1 << 24),
+    ("grpc.http2.bdp_probe", 1),
+    ("grpc.http2.max_frame_size", 1 << 20),
+    ("grpc.http2.write_buffer_size", 1 << 20),
+    ("grpc.min_reconnect_backoff_ms", 100),
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.max_reconnect_backoff_ms", 1_000),
+    ("grpc.enable_retries", 0),
+    ("grpc.use_local_subchannel_pool", 1),
+)
+_SERVER_OPTIONS = (*_OPTIONS, ("grpc.so_reuseport", 0))
+
+
+class GrpcNetwork:
+    """The network over which providers of different machines meet."""
+
+    def __init__(self, tls: TlsKeys | None = None) -> None:
+        self._tls = tls
+        self._server: aio.Server | None = None
+        self._channels: dict[str, aio.Channel] = {}
+
+    async def listen(self, address: str, handler: StreamHandler) -> None:
+        async def serve(_: Any, context: Any) -> None:
+            stream = _ServerStream(context)
+            try:
+                await handler(stream)
+            finally:
+                stream.ended.set()
+
+        method = grpc.stream_stream_rpc_method_handler(serve)
+        server = aio.server(options=_SERVER_OPTIONS)
+        server.add_generic_rpc_handlers(
+            (grpc.method_handlers_generic_handler(_SERVICE, {_METHOD: method}),)
+        )
+        try:
+            if self._tls is None:
+                server.add_insecure_port(address)
+            else:
+                server.add_secure_port(address, _server_credentials(self._tls))
+        except RuntimeError as error:
+            raise ListenError(
+                f"cannot listen on {address}: {error}. Is another provider running there?"
+            ) from error
+        await server.start()
+        self._server = server
+
+    async def dial(self, address: str) -> ChunkStream:
+        channel = self._channels.get(address)
+        if channel is None:
+            channel = self._channels[address] = self._channel(address)
+        call = channel.stream_stream(f"/{_SERVICE}/{_METHOD}")()
+        try:
+            await call.wait_for_connection()
+        except aio.AioRpcError as error:
+            raise _broken(error) from error
+        return _ClientStream(call)
+
+    def _channel(self, address: str) -> aio.Channel:
+        if self._tls is None:
+            return aio.insecure_channel(address, options=_OPTIONS)
+        return aio.secure_channel(address, _client_credentials(self._tls), options=_OPTIONS)
+
+    async def close(self) -> None:
+        for channel in self._channels.values():
+            await channel.close()
+        self._channels.clear()
+        if self._server is not None:
+            await self._server.stop(grace=0.2)
+            self._server = None
+
+
+def _server_credentials(tls: TlsKeys) -> grpc.ServerCredentials:
+    return grpc.ssl_server_credentials(
+        [(tls.key, tls.certificate)],
+        root_certificates=tls.authority,
+        require_client_auth=tls.mutual,
+    )
+
+
+def _client_credentials(tls: TlsKeys) -> grpc.ChannelCredentials:
+    if tls.mutual:
+        return grpc.ssl_channel_credentials(tls.authority, tls.key, tls.certificate)
+    return grpc.ssl_channel_credentials(tls.authority)
+
+
+def _broken(error: grpc.RpcError) -> StreamError:
+    details = (error.details() if isinstance(error, aio.AioRpcError) else None) or str(error)
+    return StreamError(details, nobody_there="Connection refused" in details)
+
+
+class _ClientStream:
+    """The dialling side of a call."""
+
+    def __init__(self, call: Any) -> None:
+        self._call = call
+
+    async def read(self) -> bytes | None:
+        try:
+            chunk = await self._call.read()
+        except aio.AioRpcError as error:
+            raise _broken(error) from error
+        except asyncio.CancelledError:
+            if self._call.cancelled():
+                raise StreamError("the connection was closed") from None
+            raise
+        return None if chunk is aio.EOF else chunk
+
+    async def write(self, chunk: bytes) -> None:
+        try:
+            await self._call.write(chunk)
+        except aio.AioRpcError as error:
+            raise _broken(error) from error
+        except asyncio.InvalidStateError as error:
+            raise StreamError("the connection is over") from error
+
+    async def close(self) -> None:
+        with contextlib.suppress(aio.AioRpcError, asyncio.InvalidStateError):
+            await self._call.done_writing()
+
+
+class _ServerStream:
+    """The dialled side of a call."""
+
+    def __init__(self, context: Any) -> None:
+        self._context = context
+        self.ended = asyncio.Event()
+
+    async def read(self) -> bytes | None:
+        try:
+            chunk = await self._context.read()
+        except (aio.AioRpcError, aio.UsageError, asyncio.InvalidStateError) as error:
+            raise StreamError(str(error)) from error
+        return None if chunk is aio.EOF else chunk
+
+    async def write(self, chunk: bytes) -> None:
+        try:
+            await self._context.write(chunk)
+        except (aio.AioRpcError, aio.UsageError, asyncio.InvalidStateError) as error:
+            raise StreamError(str(error)) from error
+
+    async def close(self) -> None:
+        """The call ends when its handler returns."""

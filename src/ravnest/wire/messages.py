@@ -1,0 +1,176 @@
+"""Everything providers say to each other, as types.
+
+A message is one of the structs below, and any number of tensors beside it. Nothing else crosses a
+socket: what does not decode into one of these types, field by field and within its limits, is
+refused before anybody looks at it.
+"""
+
+from typing import Annotated, Literal
+
+import msgspec
+from msgspec import Meta
+
+PROTOCOL = 1
+"""Counts up with every change that an older provider would misunderstand."""
+
+Count = Annotated[int, Meta(ge=0, lt=2**62)]
+Text = Annotated[str, Meta(max_length=4000)]
+Name = Annotated[str, Meta(max_length=200)]
+Shape = Annotated[tuple[Count, ...], Meta(max_length=64)]
+
+
+class _Typed(msgspec.Struct, frozen=True, tag=True, array_like=True, forbid_unknown_fields=True):
+    """Sent as an array that begins with the name of its type."""
+
+
+# ---- at the beginning of every stream --------------------------------------------------------
+
+
+class Hello(_Typed, frozen=True, kw_only=True):
+    """First frame in both directions: who speaks, and what arrived before the stream broke."""
+
+    protocol: int
+    run: Name
+    """Plan and cluster; both sides must mean the same."""
+    node: Name
+    session: Name
+    """Made anew by every process; another one than before means that the peer was restarted."""
+    received: Count
+    """Sequence number of the last frame that arrived complete."""
+
+
+class Refused(_Typed, frozen=True, kw_only=True):
+    """Instead of a Hello: this stream will not be served, and why."""
+
+    reason: Text
+
+
+# ---- along the pipeline ----------------------------------------------------------------------
+
+
+class Carried(_Typed, frozen=True, kw_only=True):
+    """One value of the model on its way: the next tensor beside the message, or a plain number."""
+
+    value: Count
+    goes_to: tuple[Count, ...] = ()
+    """Stages that still wait for it. A gradient has none: it goes back to where its value is."""
+    number: int | float | bool | None = None
+    """Set when the value is a plain number; no tensor travels then."""
+
+
+class MicroBatch(_Typed, frozen=True, kw_only=True):
+    """Which part of which batch; batches are numbered over the whole run."""
+
+    batch: Count
+    part: Count
+    parts: Count
+    rows: Count
+    batch_rows: Count
+
+
+class Forward(_Typed, frozen=True, kw_only=True):
+    """Activations for the next stage."""
+
+    of: MicroBatch
+    task: Literal["train", "validate", "predict"]
+    carried: tuple[Carried, ...]
+    proof: tuple[Count, ...] = ()
+    """Digests of what the Root reads as this batch, for the Leaf to compare with its own."""
+
+
+class Backward(_Typed, frozen=True, kw_only=True):
+    """Gradients for the stage before."""
+
+    of: MicroBatch
+    carried: tuple[Carried, ...]
+    squared_norm: float = 0.0
+    """Of the gradients of all later stages, with the last part of an update."""
+    scale: float = 1.0
+    """The gradients are this many times too large (fp16)."""
+
+
+class Result(_Typed, frozen=True, kw_only=True):
+    """From the Leaf to the Root: what came of a batch."""
+
+    batch: Count
+    task: Literal["train", "validate", "predict"]
+    loss: float | None = None
+    metrics: dict[Name, float] = {}
+    structure: bytes = b""
+    """How the tensors beside this make up the model's output, as JSON; for predictions."""
+
+
+class TiedGradient(_Typed, frozen=True, kw_only=True):
+    """Gradients of parameters that a later stage holds copies of, for their owner."""
+
+    update: Count
+    names: tuple[Name, ...]
+    owner: Count
+
+
+class TiedWeights(_Typed, frozen=True, kw_only=True):
+    """New values of tied parameters, from their owner to the stages that hold copies."""
+
+    update: Count
+    names: tuple[Name, ...]
+
+
+class TotalNorm(_Typed, frozen=True, kw_only=True):
+    """Squared norm of the gradients of the whole model in this update."""
+
+    update: Count
+    squared_norm: float
+
+
+Order = Literal["flush", "epoch", "validation", "save", "done", "goodbye"]
+
+
+class Command(_Typed, frozen=True, kw_only=True):
+    """From the Root to everybody behind it, in line with the micro-batches."""
+
+    order: Order
+    number: Count = 0
+
+
+class Reply(_Typed, frozen=True, kw_only=True):
+    """From the Leaf to the Root when everybody in between has done what was ordered."""
+
+    order: Order
+    number: Count = 0
+    metrics: dict[Name, float] = {}
+
+
+class Failed(_Typed, frozen=True, kw_only=True):
+    """The run is over for everybody; the first one to fail says why."""
+
+    node: Name
+    reason: Text
+
+
+Message = (
+    Hello
+    | Refused
+    | Forward
+    | Backward
+    | Result
+    | TiedGradient
+    | TiedWeights
+    | TotalNorm
+    | Command
+    | Reply
+    | Failed
+)
+
+
+class TensorMeta(_Typed, frozen=True, kw_only=True):
+    """One tensor beside a message: how to read its bytes."""
+
+    dtype: Name
+    shape: Shape
+
+
+class Envelope(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """The header of a frame."""
+
+    message: Message
+    tensors: Annotated[tuple[TensorMeta, ...], Meta(max_length=100_000)] = ()

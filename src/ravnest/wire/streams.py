@@ -1,0 +1,58 @@
+"""The seam between links and networks: an ordered stream of chunks, and how to get one.
+
+A network only has to move chunks in order until it breaks. Everything else (who is speaking,
+exactly once, what to repeat, holding back) is the same over every network and lives in link.py.
+"""
+
+from collections.abc import Awaitable, Callable
+from typing import Protocol
+
+from ravnest.errors import RunError
+
+
+class StreamError(Exception):
+    """The stream is gone, or could not be had; another one may go through."""
+
+    def __init__(self, reason: str, *, nobody_there: bool = False) -> None:
+        super().__init__(reason)
+        self.nobody_there = nobody_there
+        """The machine answered that nothing listens at this address."""
+
+
+class ListenError(RunError):
+    """The address of this provider cannot be listened on."""
+
+
+class ChunkStream(Protocol):
+    """One connection. Raises `StreamError` from any method once it is broken."""
+
+    async def read(self) -> bytes | None:
+        """The next chunk; None if the other side has closed."""
+        ...
+
+    async def write(self, chunk: bytes) -> None:
+        """Returns when the network has room for more."""
+        ...
+
+    async def close(self) -> None:
+        """Let what was written go out, then end. Does not raise."""
+        ...
+
+
+StreamHandler = Callable[[ChunkStream], Awaitable[None]]
+
+
+class Network(Protocol):
+    """A way to reach other providers. All calls come from one event loop."""
+
+    async def listen(self, address: str, handler: StreamHandler) -> None:
+        """Serve every stream that is opened to `address` with `handler`; `ListenError` if taken."""
+        ...
+
+    async def dial(self, address: str) -> ChunkStream:
+        """Open a stream, or raise `StreamError`."""
+        ...
+
+    async def close(self) -> None:
+        """Stop listening and end all streams."""
+        ...
