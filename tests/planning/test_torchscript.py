@@ -23,7 +23,9 @@ from torch.export import Dim, ExportedProgram, export
 from torch.utils import _pytree as pytree
 
 from ravnest.errors import CaptureError
+from ravnest.planning.study import study
 from ravnest.planning.torchscript import as_module, is_script, mode_is_baked
+from ravnest.stage.operators import _locally_allowed, allow_operator, operator_name
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore:.*torch.jit:DeprecationWarning", "ignore::torch.jit.TracerWarning"
@@ -618,6 +620,95 @@ class ReadsFile(nn.Module):
 def test_operators_on_files_are_refused() -> None:
     with pytest.raises(CaptureError, match="aten::from_file"):
         as_module(loaded(ReadsFile()))(torch.ones(1))
+
+
+class Empty(nn.Module):
+    """A module for `define`; equal constants would make TorchScript share its type."""
+
+    __constants__ = ("call",)
+
+    def __init__(self, call: str) -> None:
+        super().__init__()
+        self.call = call
+
+
+@functools.cache
+def calls_operator(name: str, *arguments: str) -> torch.jit.ScriptModule:
+    """A saved and loaded module that calls an operator by name: `torch.ops.aten.<name>(x, …)`."""
+    call = f"torch.ops.aten.{name}({', '.join(('x', *arguments))})"
+    module = torch.jit.script(Empty(call))
+    module.define(f"def forward(self, x):\n    return {call}\n")
+    file = io.BytesIO()
+    torch.jit.save(module, file)
+    return load(file)
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments"),
+    [
+        ("set_", ("x",)),
+        ("resize_", ("[1000]",)),
+        ("_reshape_alias", ("[1000]", "[1]")),
+        ("as_strided_", ("[1000]", "[1]")),
+        ("_pin_memory", ()),
+        ("_cast_Float", ()),
+        ("upsample_nearest2d_backward", ("[2, 2]", "[1, 1, 2, 2]")),
+    ],
+)
+def test_operators_that_a_stage_may_not_name_are_refused(name: str, arguments: Any) -> None:
+    adapted = as_module(calls_operator(name, *arguments))
+    with pytest.raises(CaptureError, match=f"aten::{name}"):
+        adapted(torch.ones(1))
+
+
+def test_an_operator_that_the_users_program_allows_is_called() -> None:
+    allow_operator("aten._cast_Float.default")
+    try:
+        assert as_module(calls_operator("_cast_Float"))(torch.ones(1).double()).dtype == torch.float
+    finally:
+        _locally_allowed.discard("aten._cast_Float.default")
+
+
+class Low(nn.Module):
+    """What a trace writes with operators below those of a stage."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Sequential(
+            nn.Conv2d(1, 4, 3, stride=2, padding=1),
+            nn.Conv2d(4, 4, 3, padding="same", dilation=2, groups=2, bias=False),
+            nn.ConvTranspose2d(4, 4, 3, stride=2, output_padding=1, groups=2, dilation=2),
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = F.interpolate(self.body(x), size=[9, 7])
+        x = F.interpolate(x, size=[5, 5], mode="bilinear", align_corners=True)
+        return F.interpolate(x, scale_factor=1.5, mode="bicubic")
+
+
+def test_a_traced_network_of_convolutions_can_be_studied() -> None:
+    torch.manual_seed(0)
+    model, x = Low(), torch.randn(2, 1, 8, 8)
+    script = loaded(model, "trace", x)
+    torch.testing.assert_close(as_module(script)(x), model(x))
+    operators = {operator_name(op.target) for op in study(script, (x,)).train.ops}
+    assert {"aten.conv2d.default", "aten.conv2d.padding"} <= operators
+    assert {"aten.conv_transpose2d.input", "aten.upsample_nearest2d.vec"} <= operators
+
+
+@pytest.mark.parametrize("scales", [("None", "None"), ("2.0", "1.5")])
+@pytest.mark.parametrize("kind", ["nearest", "bilinear"])
+def test_a_size_with_scales_is_resized_alike(kind: str, scales: tuple[str, str]) -> None:
+    options = ("[8, 6]", *(("False",) if kind == "bilinear" else ()), *scales)
+    script, x = calls_operator(f"upsample_{kind}2d", *options), torch.randn(2, 1, 4, 4)
+    torch.testing.assert_close(as_module(script)(x), script(x))
+
+
+@pytest.mark.parametrize("scales", [("1e-9", "1e-9"), ("2.0", "None")])
+def test_a_size_that_contradicts_its_scales_is_refused(scales: tuple[str, str]) -> None:
+    script = calls_operator("upsample_nearest2d", "[8, 8]", *scales)
+    with pytest.raises(RuntimeError, match="does not fit its scales"):
+        as_module(script)(torch.randn(2, 1, 4, 4))
 
 
 def test_hooks_on_the_outermost_module_are_refused() -> None:

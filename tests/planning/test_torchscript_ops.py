@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.export import export
 
 from ravnest.planning.torchscript import as_module
+from ravnest.planning.torchscript.builtins import PLAIN
 from ravnest.planning.torchscript.numbers import NumberTensor, on_numbers
 
 pytestmark = pytest.mark.filterwarnings(
@@ -67,6 +68,14 @@ def strings(x: Tensor) -> tuple[str, list[str], int]:
     parts = [text.upper(), text[1:3], text[0], ",".join(["a", "b"]), text.replace("l", "LL")]
     number = text.find("l") + 10 * int(text.startswith("He")) + 100 * int(text.endswith("o"))
     return text.lower().strip(), parts + text.split(","), number
+
+
+def formats(x: Tensor) -> list[str]:
+    """TorchScript replaces `{}` and nothing else."""
+    found: list[str] = []
+    for template in ["{0.__class__}", "{1}", "{:>20}", "{{}}", "{x} {}"]:
+        found.append(template.format(2))
+    return found
 
 
 def numbers(x: Tensor) -> tuple[list[int], list[float], list[bool]]:
@@ -208,6 +217,7 @@ FUNCTIONS = [
     lists,
     dicts,
     strings,
+    formats,
     numbers,
     shapes,
     make_tensors,
@@ -259,6 +269,11 @@ def _assert_same(actual: Any, expected: Any) -> None:
         torch.testing.assert_close(actual, expected)
     else:
         assert actual == expected
+
+
+def test_too_few_arguments_for_a_format_are_an_error() -> None:
+    with pytest.raises(RuntimeError, match="too few arguments"):
+        PLAIN["aten::format"]("{} {}", 1)
 
 
 # --- sizes in a trace ------------------------------------------------------------------------

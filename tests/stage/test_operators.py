@@ -16,6 +16,7 @@ from ravnest.stage.arithmetic import ARITHMETIC
 from ravnest.stage.operators import (
     DTYPES,
     MODULE_CALL,
+    ModuleTarget,
     allow_operator,
     allowed_operators,
     decode,
@@ -37,6 +38,17 @@ SUSPICIOUS = re.compile(
     r"file|path|save|load|storage(?!_offset)|stream|resize|pickle|process|python|import|"
     r"\bset_|\bset\b|data_ptr|handle|record|profil|pin_memory\b|is_pinned|shared|fork|rpc|backward"
 )
+
+
+def test_a_module_call_is_marked_and_not_guessed():
+    class Lookalike:
+        path, module = "0", nn.Linear(1, 1)
+
+    class Marked(ModuleTarget):
+        pass
+
+    assert operator_name(Marked()) == MODULE_CALL
+    assert operator_name(Lookalike()) != MODULE_CALL
 
 
 def text_of_list() -> str:

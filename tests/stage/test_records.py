@@ -7,7 +7,13 @@ import pytest
 import torch
 from torch.utils import _pytree
 
-from ravnest.stage.records import MappingRecord, ObjectRecord, TupleRecord, make_record
+from ravnest.stage.records import (
+    MappingRecord,
+    ObjectRecord,
+    TupleRecord,
+    make_record,
+    mapping_fields,
+)
 
 A, B = torch.tensor([1.0]), torch.tensor([2.0])
 
@@ -73,7 +79,7 @@ def test_a_missing_field_of_a_mapping_is_named(output):
 
 def test_a_mapping_knows_all_its_fields_also_new_ones(output):
     output["extra"] = 1
-    assert output.fields() == [("loss", None), ("logits", A), ("hidden", B), ("extra", 1)]
+    assert mapping_fields(output) == [("loss", None), ("logits", A), ("hidden", B), ("extra", 1)]
 
 
 def test_an_object_has_attributes(plain):
@@ -85,7 +91,7 @@ def test_an_object_has_attributes(plain):
         _ = plain.x
 
 
-@pytest.mark.parametrize("kind", ["tuple", "mapping", "object"])
+@pytest.mark.parametrize("kind", ["tuple", "mapping", "lookup", "object"])
 @pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy])
 def test_a_copy_is_of_the_same_kind(kind, copied):
     record = make_record(kind, {"a": A, "items": B, "none": None})
@@ -96,7 +102,7 @@ def test_a_copy_is_of_the_same_kind(kind, copied):
     assert found.none is None
 
 
-@pytest.mark.parametrize("kind", ["tuple", "mapping", "object"])
+@pytest.mark.parametrize("kind", ["tuple", "mapping", "lookup", "object"])
 def test_helpers_that_walk_outputs_reach_every_tensor(kind):
     record = make_record(kind, {"a": A, "none": None, "b": [B]})
     leaves = [leaf for leaf in _pytree.tree_leaves(record) if leaf is not None]
@@ -108,11 +114,57 @@ def test_helpers_that_walk_outputs_reach_every_tensor(kind):
     assert doubled.none is None
 
 
+# ---- fields that are called like methods -----------------------------------------------------
+
+METHODS = ["count", "index", "values", "items", "keys", "get", "pop", "update", "to_tuple", "make"]
+
+
+@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("kind", ["tuple", "mapping", "object"])
+def test_a_field_wins_over_a_method_of_its_stand_in(kind, name):
+    record = make_record(kind, {"first": A, name: B})
+    assert getattr(record, name) is B
+    assert record.first is A
+    for copied in (copy.copy(record), copy.deepcopy(record)):
+        assert type(copied) is type(record)
+        assert torch.equal(getattr(copied, name), B)
+    doubled = _pytree.tree_map_only(torch.Tensor, lambda tensor: tensor * 2, record)
+    assert getattr(doubled, name).item() == 4.0
+
+
+def test_a_mapping_works_whatever_its_fields_are_called():
+    names = ["values", "items", "keys", "get", "to_tuple"]
+    record = make_record("mapping", {"none": None, **dict.fromkeys(names, B)})
+    assert list(record) == names
+    assert dict(record) == {**record} == dict.fromkeys(names, B)
+    assert [record[name] for name in names] == list(record[:]) == [B] * 5
+    assert mapping_fields(record) == [("none", None), *dict.fromkeys(names, B).items()]
+    assert record.none is None
+
+
+def test_a_lookup_keeps_its_methods_and_what_is_none():
+    record = make_record("lookup", {"values": A, "none": None, "x": B})
+    assert record["values"] is record[0] is A
+    assert list(record.values()) == [A, None, B]
+    assert record["none"] is record.none is None
+    assert (record.x, list(record)) == (B, ["values", "none", "x"])
+
+
 def test_names_that_python_uses_itself_do_no_harm():
     mapping = make_record("mapping", {"items": A, "_names": B, "keys": A})
     assert mapping["items"] is A
-    assert list(mapping.items())[1] == ("_names", B)
-    assert len(mapping.fields()) == 3
+    assert list(dict.items(mapping))[1] == ("_names", B)
+    assert len(mapping_fields(mapping)) == 3
     row = make_record("tuple", {"index": A, "_fields": B})
     assert tuple(row) == (A, B)
     assert copy.deepcopy(row)._asdict().keys() == {"index", "_fields"}
+
+
+@pytest.mark.parametrize("kind", ["mapping", "lookup"])
+@pytest.mark.parametrize("name", ["__deepcopy__", "__reduce_ex__", "__class__", "__array__"])
+def test_a_key_does_not_change_what_the_mapping_is(kind, name):
+    """Keys are any text, also in a package made by others."""
+    record = make_record(kind, {name: A})
+    assert record[name] is A
+    assert type(copy.deepcopy(record)) is type(record) is record.__class__
+    assert getattr(record, name, None) is not A

@@ -2,6 +2,7 @@
 
 import enum
 import math
+import os
 from collections import OrderedDict, UserDict, namedtuple
 from dataclasses import dataclass
 from typing import Any
@@ -10,6 +11,7 @@ import msgspec
 import numpy as np
 import pytest
 import torch
+from transformers.utils import ModelOutput
 
 from ravnest.errors import CaptureError, PackageError
 from ravnest.stage import structure
@@ -23,6 +25,12 @@ ONE, TWO = torch.tensor(1.0), torch.tensor(2.0)
 class Output:
     loss: torch.Tensor | None
     scores: torch.Tensor
+
+
+@dataclass
+class LibraryOutput(ModelOutput):
+    logits: torch.Tensor | None = None
+    values: torch.Tensor | None = None
 
 
 class Batch(UserDict):  # as the tokenizers of transformers return
@@ -96,7 +104,48 @@ def test_objects_come_back_as_records():
     assert (mapping["a.b"], mapping.c, mapping[0]) == (ONE, TWO, ONE)
 
 
-@pytest.mark.parametrize("value", [Pair(ONE, [TWO]), Output(None, ONE), Batch({"a": ONE})])
+def test_what_torch_itself_returns_keeps_its_names():
+    values, indices = torch.max(torch.tensor([[1.0, 3.0]]), 1)
+    found = through_json(torch.max(torch.tensor([[1.0, 3.0]]), 1))
+    assert isinstance(found, TupleRecord)
+    assert (found.values, found.indices) == tuple(found) == (values, indices)
+
+
+def test_a_tuple_made_in_c_with_nameless_items_is_a_plain_one():
+    assert type(through_json(os.stat("."))) is tuple
+
+
+class Attributes(dict[str, Any]):
+    def __init__(self, **items: Any) -> None:
+        super().__init__(items)
+        self.__dict__ = self
+
+
+def test_items_that_are_named_like_methods_are_where_the_original_has_them():
+    """An output class of transformers, any other mapping, and the well-known AttrDict."""
+    output = LibraryOutput(logits=ONE, values=TWO)
+    output["extra"] = ONE
+    assert output.values is TWO
+    found = through_json(output)
+    assert (found.logits, found.values, found["values"], found[1]) == (ONE, TWO, TWO, TWO)
+    assert found["extra"] is found.extra is ONE
+    batch = through_json(Batch({"values": ONE, "none": None}))
+    assert list(batch.values()) == [ONE, None]
+    assert (batch["values"], batch["none"]) == (ONE, None)
+    assert through_json(Attributes(values=ONE, x=TWO)).values is ONE
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        Pair(ONE, [TWO]),
+        Output(None, ONE),
+        Batch({"a": ONE, "values": None}),
+        torch.max(torch.ones(1, 2), 1),
+        Attributes(items=ONE, x=TWO),
+    ],
+    ids=lambda value: type(value).__name__,
+)
 def test_a_record_flattens_like_what_it_stands_for(value):
     record = through_json(value)
     assert structure.flatten(record, [], "x") == structure.flatten(value, [], "x")

@@ -7,7 +7,7 @@
     signatures.py  does a call fit its operator?
     checking.py    does a whole graph hold together, within limits?
     package.py     the files of one stage: manifest, graph, weights, hashes
-    module.py      data turned into an nn.Module that computes
+    module.py      data turned into an nn.Module that computes; context.py: grad mode, autocast
     local.py       all stages of a model run one after another in one process
 
 Knows nothing about how a model was captured, where it was cut or who runs it.

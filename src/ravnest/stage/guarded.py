@@ -4,6 +4,9 @@ Uninitialised memory may hold what other parts of the program left there: it is 
 And a few kernels trust their arguments so far that wrong ones make them read or write outside their
 tensors (found by fuzzing torch 2.13 on the CPU); those arguments are checked before the call.
 Kernels of that kind which no captured model needs are not on the allow-list at all.
+
+`as_strided` is bounded by the memory its tensor lies in, which can be more than the tensor: a stage
+that uses it gets tensors that fill their memory (`with_own_storage`).
 """
 
 from collections.abc import Callable, Sequence
@@ -100,6 +103,22 @@ def _embedding_bag(operator: Any) -> Callable[..., Any]:
 
 def _is_inside(numbers: torch.Tensor, end: int) -> bool:
     return bool(((numbers >= 0) & (numbers < end)).all())
+
+
+def reads_whole_storage(name: str) -> bool:
+    """Whether the operator sees the memory around its tensor, not only the tensor."""
+    return name.startswith("aten.as_strided")
+
+
+def with_own_storage(value: Any) -> Any:
+    """The tensor itself if it fills the memory it lies in, otherwise a copy that does."""
+    if not isinstance(value, torch.Tensor):
+        return value
+    # An expanded tensor can be larger than its memory and still leave a part of it out.
+    dense = _aten.is_non_overlapping_and_dense.default(value)
+    if dense and value.untyped_storage().nbytes() == value.numel() * value.element_size():
+        return value
+    return value.clone()
 
 
 def _as_strided(

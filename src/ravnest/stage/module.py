@@ -1,13 +1,13 @@
 """A stage graph turned into an `nn.Module` that computes.
 
-The operators become a `torch.fx` graph whose every name is made here, so that no identifier from
-outside reaches generated code; torch then calls them without an interpreter in between and drops
-each intermediate value after its last use.
+The operators become a `torch.fx` graph, from which torch generates code: it calls them without an
+interpreter in between and drops each intermediate value after its last use. Every identifier in
+it is made here, except the keyword names of operators. Those are spelled out as the package has
+them, and are safe because the loader checks them against the operator's own schema.
 
 Knows nothing about files, neighbours or schedules: values in, values out.
 """
 
-import contextlib
 import copy
 import keyword
 from collections.abc import Callable, Mapping, Sequence
@@ -17,27 +17,11 @@ import torch
 from torch import nn
 
 from ravnest.errors import PackageError
+from ravnest.stage.context import in_context
 from ravnest.stage.graph import Context, Mode, ModeGraph, Operation, StageGraph, TensorSpec
+from ravnest.stage.guarded import reads_whole_storage, with_own_storage
 from ravnest.stage.operators import DTYPES, MODULE_CALL, decode, dtype_name, resolve
 from ravnest.stage.structure import result_values
-
-
-def _in_context(
-    function: Callable[..., Any], context: Context, device_type: str
-) -> Callable[..., Any]:
-    """The function as it behaves inside the user's `no_grad` and autocast regions."""
-    dtype = None if context.autocast_dtype is None else DTYPES[context.autocast_dtype]
-    enabled = bool(context.autocast_enabled)
-
-    def run(*args: Any, **kwargs: Any) -> Any:
-        grad = torch.no_grad() if context.grad is False else contextlib.nullcontext()
-        if dtype is None:
-            with grad:
-                return function(*args, **kwargs)
-        with grad, torch.autocast(device_type, dtype=dtype, enabled=enabled, cache_enabled=False):
-            return function(*args, **kwargs)
-
-    return run
 
 
 class StageModule(nn.Module):
@@ -53,6 +37,8 @@ class StageModule(nn.Module):
         super().__init__()
         self.graph = graph
         self.device = torch.device(device)
+        # Only then may a tensor not be part of a larger one, of which the stage knows nothing.
+        self._reads_storage = _reads_storage(graph)
         self._tensors: dict[str, torch.Tensor] = {}
         self._adopted: list[tuple[nn.Module, dict[str, str]]] = []
         self._flags: dict[nn.Module, bool] = {}
@@ -63,6 +49,8 @@ class StageModule(nn.Module):
             if spec.name in self._tensors:
                 continue
             tensor = weights[spec.name].to(self.device)
+            if self._reads_storage:
+                tensor = with_own_storage(tensor)
             if spec.kind == "parameter":
                 tensor = nn.Parameter(tensor, spec.trainable)
                 self.register_parameter(f"t{number}", tensor)
@@ -94,7 +82,7 @@ class StageModule(nn.Module):
         copies = copy.deepcopy(nn.ModuleList(originals)).to(self.device)  # together: ties survive
         self._flags = {module: module.training for module in copies.modules()}
         self._adopted = [
-            (module, {name: names[f"{path}.{name}"] for name, _ in _all_tensors(module)})
+            (module, {name: names[f"{path}.{name}"] for name, _ in named_tensors(module)})
             for path, module in zip(paths, copies, strict=True)
         ]
         for number, module in enumerate(copies):
@@ -107,7 +95,7 @@ class StageModule(nn.Module):
     def _refresh_adopted(self) -> None:
         """The user's modules may put new tensors in place of their buffers while they run."""
         for module, names in self._adopted:
-            self._tensors.update((names[name], tensor) for name, tensor in _all_tensors(module))
+            self._tensors.update((names[name], tensor) for name, tensor in named_tensors(module))
 
     @property
     def mode(self) -> Mode:
@@ -131,6 +119,8 @@ class StageModule(nn.Module):
         return returned_values(self.graph.mode(mode))
 
     def forward(self, *values: Any) -> tuple[Any, ...]:
+        if self._reads_storage:
+            values = tuple(with_own_storage(value) for value in values)
         return tuple(self._run[self.mode](*values))
 
     def compile(self, **options: Any) -> None:
@@ -174,7 +164,13 @@ def _module_paths(graph: StageGraph) -> list[str]:
     return list(dict.fromkeys(str(op.kwargs.get("path")) for op in calls))
 
 
-def _all_tensors(module: nn.Module) -> list[tuple[str, torch.Tensor]]:
+def _reads_storage(graph: StageGraph) -> bool:
+    operations = (*graph.train.operations, *graph.eval.operations)
+    return any(reads_whole_storage(operation.op) for operation in operations)
+
+
+def named_tensors(module: nn.Module) -> list[tuple[str, torch.Tensor]]:
+    """Parameters and buffers under all their names, tied ones several times."""
     return [
         *module.named_parameters(remove_duplicate=False),
         *module.named_buffers(remove_duplicate=False),
@@ -184,7 +180,7 @@ def _all_tensors(module: nn.Module) -> list[tuple[str, torch.Tensor]]:
 def _canonical_names(model: nn.Module) -> dict[str, str]:
     """Every name of a tensor → the first of its names."""
     first: dict[int, str] = {}
-    return {name: first.setdefault(id(tensor), name) for name, tensor in _all_tensors(model)}
+    return {name: first.setdefault(id(tensor), name) for name, tensor in named_tensors(model)}
 
 
 def returned_values(graph: ModeGraph) -> tuple[int, ...]:
@@ -261,14 +257,17 @@ class _Builder:
         kwargs = {key: self._decode(item) for key, item in operation.kwargs.items()}
         if operation.context is not None:
             context = self._context(operation.context)
-            function = _in_context(function, context, self.stage.device.type)
+            function = in_context(function, context, self.stage.device.type)
         self.values[operation.out] = self.fx.call_function(function, tuple(args), kwargs)
 
     def _module_call(self, operation: Operation) -> torch.fx.Node:
         attribute = self.stage._attribute_of_module.get(str(operation.kwargs.get("path")))
         if attribute is None or len(operation.args) != 1:
             raise PackageError("a module call is malformed")
-        return self.fx.call_module(attribute, (self._decode(operation.args[0]),))
+        result = self.fx.call_module(attribute, (self._decode(operation.args[0]),))
+        if self.stage._reads_storage:
+            result = self.fx.call_function(with_own_storage, (result,))
+        return result
 
     def _context(self, number: int) -> Context:
         if not 0 <= number < len(self.stage.graph.contexts):

@@ -40,6 +40,11 @@ _locally_allowed: set[str] = set()
 MODULE_CALL = "ravnest.module"
 """Not an operator: runs a module of the provider's own model, for models cut at module borders."""
 
+
+class ModuleTarget:
+    """Marks what stands for such a module where an operator would stand."""
+
+
 DTYPES: dict[str, torch.dtype] = {
     str(dtype).removeprefix("torch."): dtype
     for dtype in (
@@ -86,7 +91,7 @@ def dtype_name(dtype: torch.dtype) -> str:
 
 def operator_name(target: Any) -> str:
     """The name under which the loader will find this operator again."""
-    if hasattr(target, "path") and hasattr(target, "module"):
+    if isinstance(target, ModuleTarget):
         return MODULE_CALL
     if isinstance(target, OpOverload):
         namespace, name = target._schema.name.split("::")

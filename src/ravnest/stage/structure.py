@@ -7,7 +7,7 @@ in records.py.
 JSON form of a structure:
     {"leaf": 3}   {"const": null}   {"float": "inf"}
     {"tuple": [...]}   {"list": [...]}   {"dict": [[key, s], ...]}
-    {"record": "tuple" | "mapping" | "object", "fields": [[key, s], ...]}
+    {"record": "tuple" | "mapping" | "lookup" | "object", "fields": [[key, s], ...]}
 """
 
 import dataclasses
@@ -21,7 +21,14 @@ import msgspec
 import torch
 
 from ravnest.errors import CaptureError, PackageError
-from ravnest.stage.records import MappingRecord, ObjectRecord, make_record
+from ravnest.stage.records import (
+    LookupRecord,
+    MappingRecord,
+    ObjectRecord,
+    is_dunder,
+    make_record,
+    mapping_fields,
+)
 
 Structure = dict[str, Any]
 _MAX_DEPTH = 32
@@ -59,8 +66,8 @@ def _flatten_container(value: Any, leaves: list[torch.Tensor], where: str, depth
         described = [[key, child(key, item)] for key, item in fields]
         return {"record": kind, "fields": described}
 
-    if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return record("tuple", list(zip(value._fields, value, strict=True)))
+    if isinstance(value, tuple) and (names := _names_of_items(value)):
+        return record("tuple", list(zip(names, value, strict=True)))
     if isinstance(value, tuple):
         return {"tuple": [child(i, item) for i, item in enumerate(value)]}
     if isinstance(value, list):
@@ -68,6 +75,14 @@ def _flatten_container(value: Any, leaves: list[torch.Tensor], where: str, depth
     if isinstance(value, Mapping):
         return _flatten_mapping(value, child, record)
     return record("object", _attributes(value))
+
+
+def _names_of_items(value: tuple[Any, ...]) -> tuple[str, ...]:
+    """Field names of a named tuple or of what `torch.max(x, 1)` returns; none of a plain tuple."""
+    names: tuple[str, ...] = getattr(value, "_fields", ())
+    if hasattr(type(value), "n_sequence_fields"):  # made in C, and so without `_fields`
+        names = getattr(value, "__match_args__", ())
+    return names if len(names) == len(value) else ()
 
 
 def _attributes(value: Any) -> list[tuple[str, Any]]:
@@ -81,16 +96,22 @@ def _flatten_mapping(
     child: Callable[[object, Any], Structure],
     record: Callable[[str, Sequence[tuple[str, Any]]], Structure],
 ) -> Structure:
-    if dataclasses.is_dataclass(value):
-        return record("mapping", _attributes(value))
     if isinstance(value, MappingRecord):
-        return record("mapping", value.fields())
+        kind = "lookup" if isinstance(value, LookupRecord) else "mapping"
+        return record(kind, mapping_fields(value))
     if bad := [key for key in value if not isinstance(key, str | int)]:
         raise CaptureError(f"a dict key of a model's input or output is {bad[0]!r}; use strings")
+    if dataclasses.is_dataclass(value):
+        fields = dict(_attributes(value))
+        more = [(key, value[key]) for key in value if key not in fields]
+        return record("mapping", [*fields.items(), *more])
+    items = [(key, value[key]) for key in value]  # `value.items` may be one of them
     plain = type(value).__module__ in ("builtins", "collections")
-    if not plain and all(isinstance(key, str) for key in value):
-        return record("mapping", list(value.items()))
-    return {"dict": [[key, child(key, item)] for key, item in value.items()]}
+    if plain or not all(isinstance(key, str) for key in value):
+        return {"dict": [[key, child(key, item)] for key, item in items]}
+    # A class that shows an item where a dict has a method shows all its items as attributes.
+    shown = any(hasattr(dict, key) and getattr(value, key, None) is item for key, item in items)
+    return record("mapping" if shown else "lookup", items)
 
 
 def _constant(value: Any) -> Structure:
@@ -151,7 +172,7 @@ def check(structure: Any, leaf: Callable[[int], None]) -> None:
                     visit(item, depth + 1)
             case {"dict": list(items)} if len(node) == 1:
                 visit_fields(items, depth, _is_key)
-            case {"record": "mapping", "fields": list(items)} if len(node) == 2:
+            case {"record": "mapping" | "lookup", "fields": list(items)} if len(node) == 2:
                 visit_fields(items, depth, _is_text)
             case {"record": "tuple" | "object", "fields": list(items)} if len(node) == 2:
                 visit_fields(items, depth, _is_attribute)
@@ -181,7 +202,7 @@ def _is_key(key: Any) -> bool:
 
 def _is_attribute(key: Any) -> bool:
     """A name that reads a field of an object and does not change what the object is."""
-    return _is_text(key) and key.isidentifier() and not (key[:2] == "__" == key[-2:])
+    return _is_text(key) and key.isidentifier() and not is_dunder(key)
 
 
 def relabel(structure: Structure, number: Callable[[int], int]) -> Structure:

@@ -18,6 +18,7 @@ from ravnest.planning.capture.borrowing import switched_to, unchanged, values_re
 from ravnest.planning.capture.call import Call
 from ravnest.planning.capture.program import Held, HeldTensor, ModuleCall, Op, Program, Value
 from ravnest.planning.capture.tensors import held_tensors
+from ravnest.stage.module import named_tensors
 
 
 def chain_program(model: nn.Module, call: Call) -> Program | None:
@@ -34,7 +35,7 @@ def chain_program(model: nn.Module, call: Call) -> Program | None:
     inside = {
         held[f"{path}.{name}"].name
         for path in paths
-        for name, _ in _tensors_of(model.get_submodule(path))
+        for name, _ in named_tensors(model.get_submodule(path))
     }
     if inside != {entry.name for entry in held.values()}:
         return None  # a parameter outside the chain could take part in ways nobody sees
@@ -82,13 +83,6 @@ def _expand(path: str, module: nn.Module) -> Iterator[str]:
         yield path
 
 
-def _tensors_of(module: nn.Module) -> list[tuple[str, torch.Tensor]]:
-    return [
-        *module.named_parameters(remove_duplicate=False),
-        *module.named_buffers(remove_duplicate=False),
-    ]
-
-
 @dataclass
 class _Observed:
     call: ModuleCall
@@ -125,7 +119,7 @@ def _as_program(calls: list[_Observed], call: Call, held: dict[str, HeldTensor])
     ops = []
     for number, seen in enumerate(calls):
         path = seen.call.path
-        names = [held[f"{path}.{name}"].name for name, _ in _tensors_of(seen.call.module)]
+        names = [held[f"{path}.{name}"].name for name, _ in named_tensors(seen.call.module)]
         ops.append(
             Op(
                 out=number + 1,

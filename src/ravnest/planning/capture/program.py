@@ -14,6 +14,7 @@ from torch import nn
 from torch.fx.experimental.symbolic_shapes import free_symbols
 
 from ravnest.stage.graph import Argument, Context, TensorKind
+from ravnest.stage.operators import ModuleTarget
 from ravnest.stage.structure import Structure, result_values
 
 
@@ -37,7 +38,7 @@ class Held:
 
 
 @dataclass(frozen=True, eq=False)
-class ModuleCall:
+class ModuleCall(ModuleTarget):
     """Stands where an operator would, in a model cut at module boundaries: runs one module."""
 
     path: str

@@ -6,7 +6,7 @@ a whole or about what the figures are used for.
 
 import contextlib
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,8 +16,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from ravnest.planning.capture.lowering import is_mutating, written_names
 from ravnest.planning.capture.program import Held, ModuleCall, Op, Program, Value, map_references
 from ravnest.planning.cutting.analysis import tensors_in
-from ravnest.stage.graph import Context
-from ravnest.stage.operators import DTYPES
+from ravnest.stage.context import in_context
 
 
 @dataclass
@@ -91,8 +90,8 @@ def run(op: Op, arguments: Arguments, *, timed: bool) -> Probe:
         torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor),
     ):
         start = time.perf_counter()
-        with _scope(op.context):
-            results = op.target(*arguments.args, **arguments.kwargs)
+        target = in_context(op.target, op.context, "cpu")
+        results = target(*arguments.args, **arguments.kwargs)
         forward = 0 if timed else counter.get_total_flops()
         _backward(results, arguments)
         seconds = time.perf_counter() - start
@@ -149,15 +148,3 @@ def _classify(
 
 def _storage(tensor: torch.Tensor) -> int:
     return int(tensor.untyped_storage()._cdata)
-
-
-@contextlib.contextmanager
-def _scope(context: Context | None) -> Iterator[None]:
-    with contextlib.ExitStack() as stack:
-        if context is not None and context.grad is False:
-            stack.enter_context(torch.no_grad())
-        if context is not None and context.autocast_dtype is not None:
-            dtype = DTYPES[context.autocast_dtype]
-            enabled = bool(context.autocast_enabled)
-            stack.enter_context(torch.autocast("cpu", dtype=dtype, enabled=enabled))
-        yield

@@ -5,7 +5,7 @@ With n providers there are 2^n sets. The fastest order of each set is found by b
 best plan for the others. Both are tables over sets (bit masks), so that every question about who
 should be idle has an exact answer.
 
-Knows nothing about pools too large for this: see `search`.
+Knows nothing about pools too large for this: see `improve`.
 """
 
 from collections.abc import Iterator, Sequence

@@ -6,7 +6,7 @@ i providers is the best plan for some shorter prefix plus one cluster. So the se
 look for good sequences (sorted by link, speed or memory, or shuffled), and each of them is decoded
 at its best.
 
-Knows nothing about the order inside a cluster (`pricing`) or about improving a plan (`search`).
+Knows nothing about the order inside a cluster (`pricing`) or about improving a plan (`improve`).
 """
 
 from collections.abc import Callable, Iterator, Sequence

@@ -12,7 +12,7 @@ So a cluster's terms are computed when the cluster changes (`scan` prices all pa
 the best change of a cluster is found by adding rows of arrays. Idle providers are treated as a
 cluster of rate 0.
 
-Knows nothing about which change to make: see `search`.
+Knows nothing about which change to make: see `improve`.
 """
 
 from collections.abc import Iterator, Sequence

@@ -9,7 +9,7 @@ At the two ends of the pipeline one border of the stage is given and the answer 
 between, both borders are free; the scan then considers only the most promising stages, so that it
 may underrate a candidate, never overrate one.
 
-Knows nothing about who is free to move: see `search`.
+Knows nothing about who is free to move: see `improve`.
 """
 
 import numpy as np

@@ -4,7 +4,7 @@ The search thinks in *slots*, one for each provider of the pool, because two pro
 may sit in different clusters. Prices think in kinds. This file translates, keeps the rate of each
 cluster, tells `neighbours` what has changed, and remembers which clusters did.
 
-Knows nothing about which changes are worth trying: see `search`.
+Knows nothing about which changes are worth trying: see `improve`.
 """
 
 from collections import deque

@@ -27,6 +27,7 @@ from ravnest.planning.torchscript.numbers import (
     to_number,
     torch_dtype,
 )
+from ravnest.planning.torchscript.traced import TRACED
 
 
 def _method(name: str, result: str = "value") -> Function:
@@ -78,6 +79,14 @@ def _extreme(function: Function) -> Function:
 
 def _warn(message: str, stacklevel: int = 2) -> None:
     warnings.warn(message, stacklevel=stacklevel)
+
+
+def _format(template: str, *items: Any) -> str:
+    """TorchScript knows `{}` only; `str.format` would also read attributes, as the file says."""
+    first_part, *parts = template.split("{}")
+    if len(parts) > len(items):
+        raise RuntimeError(f"too few arguments for format string {template!r}")
+    return first_part + "".join(str(item) + part for item, part in zip(items, parts, strict=False))
 
 
 def _unwrap(value: Any) -> Any:
@@ -133,6 +142,7 @@ def _property(name: str) -> Function:
 
 
 SPECIAL: dict[str, Function] = {
+    **TRACED,
     "prim::NumToTensor": from_number,
     "aten::Int": lambda value: torch.sym_int(to_number(value)),
     "aten::Float": lambda value: torch.sym_float(to_number(value)),
@@ -231,7 +241,7 @@ PLAIN: dict[str, Function] = {
     "aten::sort": _sort,
     "aten::sorted": sorted,
     "aten::str": str,
-    "aten::format": _method("format"),
+    "aten::format": _format,
     "aten::percentFormat": operator.mod,
     "aten::device": torch.device,
     "prim::type": lambda device: device.type,

@@ -12,7 +12,7 @@ slow and runs only during the capture and its check. Methods other than `forward
 import functools
 import inspect
 from collections.abc import Hashable, Iterator
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 from torch import nn
@@ -24,7 +24,7 @@ from ravnest.planning.torchscript.numbers import NumberTensor
 from ravnest.planning.torchscript.ops import ScriptBlock, ScriptNode, ScriptSchema, schema_of
 
 
-def is_script(model: object) -> bool:
+def is_script(model: object) -> TypeGuard[torch.jit.ScriptModule]:
     """Whether the model is TorchScript (scripted, traced or loaded from a file)."""
     return isinstance(model, torch.jit.ScriptModule)
 

@@ -1,7 +1,8 @@
 """Which Python callable stands for a node of a TorchScript graph: one lookup per node.
 
-Operators on tensors are called through the dispatcher, in exactly the overload that the node names;
-operators on everything else come from `ravnest.planning.torchscript.builtins`.
+Operators on tensors are called through the dispatcher, in exactly the overload that the node names,
+if a stage may use them too: a file from others must not reach further than a package does.
+Operators on everything else come from `ravnest.planning.torchscript.builtins`.
 
 Knows nothing about modules, parameters or control flow: that is
 `ravnest.planning.torchscript.graph`.
@@ -27,6 +28,7 @@ from ravnest.planning.torchscript.numbers import (
     torch_layout,
     torch_memory_format,
 )
+from ravnest.stage.operators import is_allowed
 
 # A node, value, type or schema of TorchScript. They are C++ objects whose stubs lack most methods.
 ScriptNode = Any
@@ -34,8 +36,17 @@ ScriptBlock = Any
 ScriptType = Any
 ScriptSchema = Any
 
-# These touch the file system. A model has no use for them, and a foreign one must not have them.
-_REFUSED = frozenset({"aten::save", "aten::from_file"})
+# Not for stages, because they return no tensor: a graph has the branch that the answer selects.
+_QUESTIONS = frozenset(
+    {
+        "aten.is_floating_point.default",  # asked before a conversion, and by many a loss
+        "aten.is_complex.default",  # the same
+        "aten.is_contiguous.default",  # asked before a view
+        "aten.is_contiguous.memory_format",  # the same, by convolutional networks
+        # nn.TransformerEncoder asks it about its padding mask; in a trace nobody reads the answer.
+        "aten._nested_tensor_from_mask_left_aligned.default",
+    }
+)
 
 
 def resolve(node: ScriptNode) -> Function | None:
@@ -47,7 +58,7 @@ def resolve(node: ScriptNode) -> Function | None:
     if kind in _STRUCTURAL:
         return _STRUCTURAL[kind](node)
     schema = schema_of(node)
-    if schema is None or kind in _REFUSED:
+    if schema is None:
         return None
     special = SPECIAL.get(f"{kind}.{schema.overload_name}") or SPECIAL.get(kind)
     if _mentions_tensor(schema):
@@ -108,9 +119,13 @@ class _Dispatched:
 
 def _dispatched(schema: ScriptSchema) -> Function | None:
     namespace, name = schema.name.split("::")
+    overload_name = schema.overload_name or "default"
+    qualified = f"{namespace}.{name}.{overload_name}"
+    if not is_allowed(qualified) and qualified not in _QUESTIONS:
+        return None
     packet = getattr(getattr(torch.ops, namespace), name, None)
-    overload = getattr(packet, schema.overload_name or "default", None)
-    if namespace == "prim" or overload is None:
+    overload = getattr(packet, overload_name, None)
+    if overload is None:
         return None
     arguments = overload._schema.arguments
     return _Dispatched(
