@@ -1,6 +1,6 @@
 """Ravnest trains one PyTorch model across many ordinary, unequal computers.
 
-    from ravnest import clusterize, model_fusion, set_seed
+    from ravnest import Node, Trainer, clusterize, model_fusion, set_seed
 
 Names are imported when they are first used, so that `ravnest --help` does not wait for torch.
 """
@@ -10,7 +10,9 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from ravnest.node import Node
     from ravnest.operations.utils import clusterize
+    from ravnest.trainer import Trainer
     from ravnest.utils import model_fusion, set_seed
 
 try:
@@ -19,12 +21,14 @@ except PackageNotFoundError:  # run from a source tree that was never installed
     __version__ = "0+unknown"
 
 _HOMES = {
+    "Node": "ravnest.node",
+    "Trainer": "ravnest.trainer",
     "clusterize": "ravnest.operations.utils",
     "model_fusion": "ravnest.utils",
     "set_seed": "ravnest.utils",
 }
 
-__all__ = ["__version__", "clusterize", "model_fusion", "set_seed"]
+__all__ = ["Node", "Trainer", "__version__", "clusterize", "model_fusion", "set_seed"]
 
 
 def __getattr__(name: str) -> Any:

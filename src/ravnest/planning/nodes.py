@@ -49,6 +49,8 @@ def node_document(
         "backward_target_host": backward[0],
         "backward_target_port": backward[1],
         "node_type": stage.role,
+        "forward_node": _name(cluster, stage.index + 1),
+        "backward_node": _name(cluster, stage.index - 1),
         "plan_id": plan.plan_id,
         "stage": stage.index,
         "stages": len(cluster.stages),
@@ -64,6 +66,12 @@ def _neighbour(cluster: ClusterPlan, index: int) -> tuple[str | None, int | None
         return None, None
     provider = cluster.stages[index].provider
     return provider.host, provider.port
+
+
+def _name(cluster: ClusterPlan, index: int) -> str:
+    if not 0 <= index < len(cluster.stages):
+        return ""
+    return f"node_{cluster.stages[index].provider.id}"
 
 
 def rings_of(plan: Plan, cluster: ClusterPlan, stage: StagePlan) -> list[RingPlan]:

@@ -15,7 +15,7 @@ PROTOCOL = 1
 
 Count = Annotated[int, Meta(ge=0, lt=2**62)]
 Text = Annotated[str, Meta(max_length=4000)]
-Name = Annotated[str, Meta(max_length=200)]
+Name = Annotated[str, Meta(max_length=1000)]
 Shape = Annotated[tuple[Count, ...], Meta(max_length=64)]
 
 
@@ -59,13 +59,20 @@ class Carried(_Typed, frozen=True, kw_only=True):
 
 
 class MicroBatch(_Typed, frozen=True, kw_only=True):
-    """Which part of which batch; batches are numbered over the whole run."""
+    """Which part of which batch; batches and updates are numbered over the whole run."""
 
     batch: Count
     part: Count
     parts: Count
     rows: Count
     batch_rows: Count
+    update: Count
+    """The optimizer step that this part contributes to."""
+    closes_update: bool
+
+    @property
+    def is_last_part(self) -> bool:
+        return self.part + 1 == self.parts
 
 
 class Forward(_Typed, frozen=True, kw_only=True):
@@ -84,18 +91,15 @@ class Backward(_Typed, frozen=True, kw_only=True):
     of: MicroBatch
     carried: tuple[Carried, ...]
     squared_norm: float = 0.0
-    """Of the gradients of all later stages, with the last part of an update."""
-    scale: float = 1.0
-    """The gradients are this many times too large (fp16)."""
+    """Of what all later stages have accumulated, with the last part of a batch."""
+    loss: float | None = None
+    """Of the whole batch, with its last part."""
 
 
 class Result(_Typed, frozen=True, kw_only=True):
-    """From the Leaf to the Root: what came of a batch."""
+    """From the Leaf to the Root: a prediction, or that a batch has been judged."""
 
     batch: Count
-    task: Literal["train", "validate", "predict"]
-    loss: float | None = None
-    metrics: dict[Name, float] = {}
     structure: bytes = b""
     """How the tensors beside this make up the model's output, as JSON; for predictions."""
 
@@ -103,7 +107,6 @@ class Result(_Typed, frozen=True, kw_only=True):
 class TiedGradient(_Typed, frozen=True, kw_only=True):
     """Gradients of parameters that a later stage holds copies of, for their owner."""
 
-    update: Count
     names: tuple[Name, ...]
     owner: Count
 
@@ -111,12 +114,11 @@ class TiedGradient(_Typed, frozen=True, kw_only=True):
 class TiedWeights(_Typed, frozen=True, kw_only=True):
     """New values of tied parameters, from their owner to the stages that hold copies."""
 
-    update: Count
     names: tuple[Name, ...]
 
 
 class TotalNorm(_Typed, frozen=True, kw_only=True):
-    """Squared norm of the gradients of the whole model in this update."""
+    """Squared norm of the gradients of the whole model in this update, as they are applied."""
 
     update: Count
     squared_norm: float

@@ -189,6 +189,11 @@ class StageSchedule:
         return self._version
 
     @property
+    def newest_is_unused(self) -> bool:
+        """No micro-batch in flight was computed with the newest weights."""
+        return self._users[self._version] == 0
+
+    @property
     def versions_alive(self) -> int:
         return len(self._users)
 

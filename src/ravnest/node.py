@@ -1,0 +1,526 @@
+"""`Node`: one provider, as the documentation describes it.
+
+The same script runs on every provider; its role follows from its name. A Root is fed by the script,
+a Stem or Leaf serves in the background whatever the script does, until the Root says goodbye.
+"""
+
+import atexit
+import contextlib
+import logging
+import os
+import sys
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+import torch
+from torch import nn
+
+from ravnest.errors import NodeError, RunError
+from ravnest.provider.assembly import StageSettings, build_runner, build_stage
+from ravnest.provider.batches import part_bounds
+from ravnest.provider.compute.passes import Precision
+from ravnest.provider.compute.updating import UpdateSettings
+from ravnest.provider.leaf import LeafSettings, Metric
+from ravnest.provider.proof import proof_of
+from ravnest.provider.runner import StageRunner
+from ravnest.provider.runtime import Place, ProviderRuntime
+from ravnest.rundir import RunDir
+from ravnest.stage import structure
+from ravnest.stage.local import bind_inputs, check_batch
+from ravnest.stage.package import load_package
+from ravnest.wire import messages
+from ravnest.wire.grpc_network import GrpcNetwork
+from ravnest.wire.link import Patience, Peer
+from ravnest.wire.security import TlsFiles
+
+logger = logging.getLogger("ravnest")
+_PRECISIONS = {None: None, "bf16": torch.bfloat16, "fp16": torch.float16}
+_RESULTS_UNDER_WAY = 16
+
+
+class NodeDocument(msgspec.Struct, frozen=True):
+    """What `clusterize` wrote down about this provider."""
+
+    node_id: int
+    local_host: str
+    local_port: int
+    node_type: str
+    template_path: str = ""
+    rank: int = 0
+    cluster_length: int = 1
+    plan_id: str = ""
+    stage: int = 0
+    stages: int = 1
+    forward_target_host: str | None = None
+    forward_target_port: int | None = None
+    backward_target_host: str | None = None
+    backward_target_port: int | None = None
+    forward_node: str = ""
+    backward_node: str = ""
+    reason: str = ""
+
+
+class Node:
+    """A provider's end of a training run."""
+
+    def __init__(
+        self,
+        name: str | None = None,
+        model: nn.Module | None = None,
+        optimizer: Callable[..., torch.optim.Optimizer] | None = None,
+        optimizer_params: Mapping[str, Any] | None = None,
+        lr_scheduler: Callable[..., Any] | None = None,
+        lr_scheduler_params: Mapping[str, Any] | None = None,
+        lr_step_on_epoch_change: bool = True,
+        criterion: Callable[[Any, Any], torch.Tensor] | None = None,
+        update_frequency: int = 1,
+        reduce_factor: int | None = None,
+        labels: Any = None,
+        test_labels: Any = None,
+        device: torch.device | str = torch.device("cpu"),
+        loss_filename: str = "losses.txt",
+        compression: bool | str = False,
+        average_optim: bool = False,
+        *,
+        schedule: Literal["async", "sync"] = "async",
+        micro_batches: int = 1,
+        max_versions: int = 2,
+        max_in_flight: int | None = None,
+        clip_grad_norm: float | None = None,
+        clip_grad_value: float | None = None,
+        precision: str | None = None,
+        compile: bool = False,
+        metrics: Mapping[str, Metric] | None = None,
+        tls: TlsFiles | None = None,
+        patience: Patience | None = None,
+        farewell_s: float = 600.0,
+        node_data: str | Path = "node_data",
+        start: bool = True,
+        **kwargs: Any,
+    ) -> None:
+        if kwargs:
+            raise NodeError(f"Node does not know the argument {next(iter(kwargs))!r}")
+        self.name = name or os.environ.get("RAVNEST_NODE", "")
+        self.run = RunDir(node_data)
+        self.document = _read_document(self.run, self.name)
+        self.update_frequency = _positive("update_frequency", update_frequency)
+        self.micro_batches = _positive("micro_batches", micro_batches)
+        self.device = torch.device(device)
+        self.criterion = criterion
+        self._farewell_s = farewell_s
+        self._model = model
+        self._package = load_package(Path(self.document.template_path))
+        if self._package.manifest.plan_id != self.document.plan_id:
+            raise NodeError(f"{self.document.template_path} belongs to another plan; plan again")
+        self._graph = self._package.graph
+        self._settings = StageSettings(
+            update=UpdateSettings(
+                optimizer=optimizer,
+                optimizer_params=dict(optimizer_params or {}),
+                lr_scheduler=lr_scheduler,
+                lr_scheduler_params=dict(lr_scheduler_params or {}),
+                lr_step_on_epoch_change=lr_step_on_epoch_change,
+                clip_norm=clip_grad_norm,
+                clip_value=clip_grad_value,
+            ),
+            leaf=LeafSettings(
+                criterion=criterion,
+                labels=labels,
+                test_labels=test_labels,
+                metrics=dict(metrics or {}),
+                loss_file=self._file(loss_filename),
+                accuracy_file=self._file("val_accuracies.txt"),
+            ),
+            schedule=_one_of("schedule", schedule, ("async", "sync")),
+            max_versions=max_versions,
+            most_in_flight=max_in_flight,
+            precision=Precision(_one_of("precision", precision, _PRECISIONS, _PRECISIONS)),
+            compile=compile,
+        )
+        self._tls = tls.read() if tls is not None else None
+        self._patience = patience
+        self._batch = 0
+        self._batches_in_update = 0
+        self._update = 0
+        self._validating: deque[Future[Any]] = deque()
+        self.on_batch: Callable[[messages.MicroBatch, float | None], None] | None = None
+        self._runtime: ProviderRuntime | None = None
+        if start:
+            self.start()
+
+    # ---- who this is ----
+
+    @property
+    def is_root(self) -> bool:
+        return self._graph.is_first
+
+    @property
+    def is_leaf(self) -> bool:
+        return self._graph.is_last
+
+    @property
+    def node_type(self) -> str:
+        return self.document.node_type
+
+    @property
+    def cluster_id(self) -> int:
+        return self.document.rank
+
+    def _file(self, name: str) -> Path:
+        """Every cluster has a Leaf, and they may share a folder."""
+        path = Path(name)
+        cluster = self.document.rank
+        return path if cluster == 0 else path.with_stem(f"{path.stem}_cluster_{cluster}")
+
+    # ---- start and end ----
+
+    def start(self) -> None:
+        """Load the stage, listen, and call the neighbours; returns at once."""
+        if self._runtime is not None:
+            return
+        document = self.document
+        self._runtime = ProviderRuntime(
+            Place(
+                run=f"{document.plan_id}/{document.rank}",
+                node=self.name,
+                listen=_listening(document),
+                previous=_peer(
+                    document.backward_node,
+                    document.backward_target_host,
+                    document.backward_target_port,
+                ),
+                next=_peer(
+                    document.forward_node,
+                    document.forward_target_host,
+                    document.forward_target_port,
+                ),
+            ),
+            lambda: GrpcNetwork(self._tls),
+            self._make_runner,
+            patience=self._patience,
+            queue_limit=4 * self.micro_batches + 4,
+            on_batch=self._batch_done,
+        )
+        self._runtime.start()
+        atexit.register(self._at_exit)
+
+    def _make_runner(self, runtime: ProviderRuntime) -> StageRunner:
+        stage = build_stage(self._package, self.device, self._model)
+        return build_runner(self._package, stage, self._settings, runtime)
+
+    def _batch_done(self, of: messages.MicroBatch, loss: float | None) -> None:
+        if self.on_batch is not None:
+            self.on_batch(of, loss)
+
+    def close(self) -> None:
+        """The end of this provider's part. A Root says goodbye to the others; the others serve
+        until it has."""
+        runtime, self._runtime = self._runtime, None
+        if runtime is None:
+            return
+        atexit.unregister(self._at_exit)
+        try:
+            if runtime.failure is None:
+                if self.is_root:
+                    runtime.order("goodbye")
+                elif not runtime.wait_for_goodbye(self._farewell_s):
+                    logger.warning(
+                        "%s: nothing heard from the Root for %g s; leaving",
+                        self.name,
+                        self._farewell_s,
+                    )
+        except KeyboardInterrupt:
+            runtime.abort("interrupted")
+            raise
+        finally:
+            runtime.close()
+
+    def _at_exit(self) -> None:
+        runtime = self._runtime
+        if runtime is None:
+            return
+        unhandled = getattr(sys, "last_value", None)
+        if unhandled is not None:
+            runtime.abort(f"its script ended with {type(unhandled).__name__}: {unhandled}")
+        failed_before = runtime.failure is not None
+        try:
+            self.close()
+        except RunError as error:
+            logger.error("%s: %s", self.name, error)
+        if runtime.failure is not None and not failed_before:
+            # The script has ended without noticing; its exit code must still tell.
+            logger.error("%s: %s", self.name, runtime.failure)
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(1)
+
+    def __enter__(self) -> "Node":
+        self.start()
+        return self
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if error is not None and self._runtime is not None:
+            self._runtime.abort(f"its script ended with {type(error).__name__}: {error}")
+        self.close()
+
+    @property
+    def runtime(self) -> ProviderRuntime:
+        if self._runtime is None:
+            raise NodeError(f"{self.name} has been closed, or was never started")
+        return self._runtime
+
+    @contextlib.contextmanager
+    def _interruptible(self) -> Iterator[ProviderRuntime]:
+        """Ctrl-C while waiting ends the run for everybody."""
+        runtime = self.runtime
+        try:
+            yield runtime
+        except KeyboardInterrupt:
+            runtime.abort("interrupted")
+            raise
+
+    @property
+    def input_names(self) -> tuple[str, ...]:
+        """What the model calls its inputs; on the Root."""
+        return tuple(argument.name for argument in self._graph.arguments)
+
+    def set_lr_scheduler(self, factory: Callable[..., Any], params: Mapping[str, Any]) -> None:
+        """Use this schedule from now on."""
+        runtime = self.runtime
+        runner = runtime.runner
+        assert runner is not None
+        runtime.ask(lambda: runner.set_lr_scheduler(factory, params))
+
+    # ---- training, on the Root ----
+
+    def forward_compute(
+        self,
+        tensors: Any = None,
+        data_id: int | None = None,
+        *,
+        proof_of_item: Any = None,
+        **kwargs: Any,
+    ) -> None:
+        """Send one batch on its way; its gradients come back by themselves.
+
+        `tensors` are the model's positional inputs (one, or a sequence), keywords its keyword
+        inputs. Returns as soon as there is room for the next batch. On a Stem or Leaf it does
+        nothing: they are fed by their neighbours.
+        """
+        if not self.is_root:
+            return
+        values, rows = self._bind(tensors, kwargs)
+        proof = proof_of(list(values.values()) if proof_of_item is None else proof_of_item)
+        closes = self._batches_in_update + 1 == self.update_frequency
+        parts = min(self.micro_batches, rows)
+        with self._interruptible() as runtime:
+            for part, (first, last) in enumerate(part_bounds(rows, parts)):
+                of = messages.MicroBatch(
+                    batch=self._batch,
+                    part=part,
+                    parts=parts,
+                    rows=last - first,
+                    batch_rows=rows,
+                    update=self._update,
+                    closes_update=closes and part + 1 == parts,
+                )
+                message = messages.Forward(
+                    of=of, task="train", carried=(), proof=proof if part == 0 else ()
+                )
+                runtime.submit(message, self._rows(values, first, last, rows))
+        self._batch += 1
+        self._batches_in_update += 1
+        if closes:
+            self._end_update()
+
+    def _end_update(self) -> None:
+        self._update += 1
+        self._batches_in_update = 0
+
+    def _bind(self, tensors: Any, kwargs: Mapping[str, Any]) -> tuple[dict[int, Any], int]:
+        graph = self._graph
+        args: Sequence[Any]
+        named = {_plain_name(name, graph): value for name, value in kwargs.items()}
+        if tensors is None:
+            args = ()
+        elif isinstance(tensors, Mapping):
+            args, named = (), {**tensors, **named}
+        elif isinstance(tensors, tuple | list) and _are_arguments(tensors, graph):
+            args = tensors
+        else:
+            args = (tensors,)
+        values: dict[int, Any] = dict(bind_inputs(graph.arguments, args, named))
+        check_batch(graph, values)
+        open_rows = [
+            values[wire.value].shape[0] for wire in graph.inputs if wire.shape[:1] == (-1,)
+        ]
+        first = next((v for v in values.values() if isinstance(v, torch.Tensor) and v.dim()), None)
+        rows = open_rows[0] if open_rows else (1 if first is None else int(first.shape[0]))
+        if any(count != rows for count in open_rows):
+            raise ValueError(f"the inputs of a batch have different numbers of rows: {open_rows}")
+        return values, rows
+
+    def _rows(self, values: dict[int, Any], first: int, last: int, rows: int) -> dict[int, Any]:
+        if first == 0 and last == rows:
+            return values
+        open_values = {wire.value for wire in self._graph.inputs if wire.shape[:1] == (-1,)}
+        return {
+            number: value[first:last] if number in open_values else value
+            for number, value in values.items()
+        }
+
+    def wait_for_backwards(self) -> None:
+        """The end of an epoch: wait until every batch has been trained on, everywhere."""
+        if not self.is_root:
+            return
+        with self._interruptible() as runtime:
+            runtime.order("epoch")
+        if self._batches_in_update:
+            self._end_update()
+
+    def finish_training(self) -> None:
+        """Let the other providers' `train()` return; they go on serving evaluations."""
+        if self.is_root:
+            with self._interruptible() as runtime:
+                runtime.order("done")
+
+    def serve_until_trained(self) -> None:
+        """On a Stem or Leaf: return when the Root says that training is over."""
+        with self._interruptible() as runtime:
+            runtime.wait_until_trained()
+
+    # ---- evaluation, on the Root ----
+
+    def no_grad_forward_compute(
+        self, tensors: Any = None, output_type: str | None = None, **kwargs: Any
+    ) -> Any:
+        """A batch without gradients. Without `output_type` the model's output is returned; with one
+        (such as "val_accuracy") the Leaf judges it by its `test_labels`, see `finish_validation`.
+        """
+        if not self.is_root:
+            return None
+        task: Literal["validate", "predict"] = "predict" if output_type is None else "validate"
+        item = kwargs.pop("proof_of_item", None)
+        values, rows = self._bind(tensors, kwargs)
+        proof = proof_of(list(values.values()) if item is None else item)
+        of = messages.MicroBatch(
+            batch=self._batch,
+            part=0,
+            parts=1,
+            rows=rows,
+            batch_rows=rows,
+            update=self._update,
+            closes_update=False,
+        )
+        self._batch += 1
+        with self._interruptible() as runtime:
+            future = runtime.expect_result(of.batch)
+            runtime.submit(messages.Forward(of=of, task=task, carried=(), proof=proof), values)
+            if task == "validate":
+                self._validating.append(future)
+                while len(self._validating) > _RESULTS_UNDER_WAY:
+                    self._validating.popleft().result()
+                return None
+            answer, tensors_found = future.result()
+        shape = msgspec.json.decode(answer.structure)
+        return structure.rebuild(shape, lambda number: tensors_found[number])
+
+    def finish_validation(self) -> dict[str, float]:
+        """What the Leaf found over all batches given since the last time."""
+        if not self.is_root:
+            return {}
+        with self._interruptible() as runtime:
+            self._validating.clear()
+            return dict(runtime.order("validation").metrics)
+
+    # ---- results ----
+
+    def trigger_save_submodel(self) -> None:
+        """Have every provider of the cluster save its trained stage."""
+        if self.is_root:
+            with self._interruptible() as runtime:
+                runtime.order("save")
+
+    # ---- documented names of things that happen by themselves ----
+
+    def init_server(self, *args: Any, **kwargs: Any) -> None:
+        """Prepare to be called by others; part of `start`."""
+        self.start()
+
+    def start_grpc_server(self) -> None:
+        """Listen for the neighbours; part of `start`."""
+        self.start()
+
+    def check_load_forward_buffer(self) -> None:
+        """Look after what has arrived; the compute thread does so all the time."""
+        self.runtime.check()
+
+    def reset(self) -> None:
+        """Forget what has been counted so far, for a fresh start with the same weights."""
+        if self._runtime is not None:
+            self._runtime.check()
+        self._batch = self._batches_in_update = self._update = 0
+
+
+def _read_document(run: RunDir, name: str) -> NodeDocument:
+    if not name:
+        raise NodeError("a provider needs a name: Node(name='node_0'), or RAVNEST_NODE=node_0")
+    kind, _, number = name.rpartition("_")
+    if kind != "node" or not number.isdigit():
+        raise NodeError(f"name is {name!r}; expected 'node_0', 'node_17' and the like")
+    run.settle()
+    path = run.node_file(int(number))
+    try:
+        document = msgspec.json.decode(path.read_bytes(), type=NodeDocument)
+    except FileNotFoundError:
+        known = sorted(file.stem for file in path.parent.glob("node_*.json"))
+        raise NodeError(
+            f"{path} does not exist: {name} is not part of the plan"
+            + (f", which has {', '.join(known[:20])}" if known else "; run clusterize first")
+        ) from None
+    except msgspec.DecodeError as error:
+        raise NodeError(f"{path} cannot be understood: {error}") from error
+    if document.node_type == "Idle":
+        raise NodeError(f"the plan does not use {name}: {document.reason}")
+    return document
+
+
+def _listening(document: NodeDocument) -> str:
+    host = document.local_host
+    local = host in ("localhost", "[::1]") or host.startswith("127.")
+    return f"{host if local else '0.0.0.0'}:{document.local_port}"
+
+
+def _peer(node: str, host: str | None, port: int | None) -> Peer | None:
+    return None if host is None else Peer(node, f"{host}:{port}")
+
+
+def _positive(name: str, value: Any) -> int:
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        raise NodeError(f"{name} is {value!r}; expected a whole number from 1")
+    return value
+
+
+def _one_of(name: str, value: Any, known: Any, meaning: Mapping[Any, Any] | None = None) -> Any:
+    if value not in known:
+        choices = ", ".join(repr(choice) for choice in known)
+        raise NodeError(f"{name} is {value!r}; expected one of {choices}")
+    return value if meaning is None else meaning[value]
+
+
+def _plain_name(name: str, graph: Any) -> str:
+    """`l_<name>_` is an older spelling of `<name>`."""
+    names = {argument.name for argument in graph.arguments}
+    older = name.startswith("l_") and name.endswith("_") and name not in names
+    return name[2:-1] if older else name
+
+
+def _are_arguments(tensors: Sequence[Any], graph: Any) -> bool:
+    """A sequence is the model's arguments unless its only argument is a sequence itself."""
+    if len(graph.arguments) != 1 or len(tensors) == 1:
+        return True
+    return isinstance(graph.arguments[0].structure, int)

@@ -1,0 +1,90 @@
+"""A stage package and the user's settings, put together into a stage that can work."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Literal
+
+import torch
+from torch import nn
+
+from ravnest.provider.compute.passes import Precision, StagePasses
+from ravnest.provider.compute.updating import Updater, UpdateSettings
+from ravnest.provider.compute.versions import WeightVersions
+from ravnest.provider.leaf import Leaf, LeafSettings
+from ravnest.provider.runner import Observer, StageRunner
+from ravnest.provider.schedule.pipeline import Rules, StageSchedule
+from ravnest.provider.schedule.window import InFlightWindow, WindowLimits
+from ravnest.provider.tied import TiedParameters
+from ravnest.stage.module import StageModule
+from ravnest.stage.package import StagePackage, save_trained
+
+Schedule = Literal["async", "sync"]
+
+
+@dataclass(frozen=True)
+class StageSettings:
+    """How one stage trains."""
+
+    update: UpdateSettings = field(default_factory=UpdateSettings)
+    leaf: LeafSettings = field(default_factory=LeafSettings)
+    schedule: Schedule = "async"
+    max_versions: int = 2
+    most_in_flight: int | None = None
+    precision: Precision = field(default_factory=Precision)
+    recompute: bool = False
+    compile: bool = False
+
+
+def build_stage(
+    package: StagePackage, device: torch.device, model: nn.Module | None, *, trained: bool = False
+) -> StageModule:
+    return package.module(device, model=model, trained=trained)
+
+
+def build_runner(
+    package: StagePackage, stage: StageModule, settings: StageSettings, observer: Observer
+) -> StageRunner:
+    graph = stage.graph
+    named = {
+        name: tensor
+        for name, tensor in stage.tensors().items()
+        if isinstance(tensor, nn.Parameter) and tensor.requires_grad
+    }
+    if settings.compile:
+        stage.compile()
+    versions = WeightVersions(stage)
+    owned = [named[spec.name] for spec in graph.tensors if spec.owner and spec.name in named]
+    clips = settings.update.clip_norm is not None
+    return StageRunner(
+        passes=StagePasses(
+            stage, versions, precision=settings.precision, recompute=settings.recompute
+        ),
+        updater=Updater(versions, owned, settings.update),
+        schedule=StageSchedule(
+            Rules(
+                is_last=graph.is_last,
+                schedule=settings.schedule,
+                max_versions=settings.max_versions,
+                waits_for_permission=clips and settings.schedule == "sync" and not graph.is_first,
+            ),
+            limit=graph.stages - graph.stage,
+        ),
+        window=InFlightWindow(_window(graph.stage, graph.stages, settings)),
+        tied=TiedParameters(graph, named),
+        observer=observer,
+        leaf=Leaf(settings.leaf) if graph.is_last else None,
+        save=_saving(package, stage),
+        clips=clips,
+    )
+
+
+def _window(stage: int, stages: int, settings: StageSettings) -> WindowLimits:
+    least = stages - stage
+    if stage == stages - 1:
+        return WindowLimits(1, 1)
+    most = settings.most_in_flight
+    return WindowLimits(least, 8 * least if most is None else max(least, most))
+
+
+def _saving(package: StagePackage, stage: StageModule) -> Callable[[], None]:
+    return lambda: save_trained(package, stage.tensors())

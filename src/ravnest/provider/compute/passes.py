@@ -1,0 +1,179 @@
+"""Forward and backward of one stage for one micro-batch.
+
+Values come in by number and go out by number; where they come from and go to is not known here.
+Between the two passes a `Pass` holds what the backward needs: the activations themselves, or only
+the inputs if the plan says that this stage computes its activations again.
+"""
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from ravnest.provider.compute.versions import WeightVersions
+from ravnest.stage import structure
+from ravnest.stage.module import StageModule
+
+Values = dict[int, Any]
+
+
+@dataclass(slots=True)
+class Pass:
+    """A micro-batch between forward and backward."""
+
+    version: int
+    inputs: Values
+    outputs: Values | None
+    """None if they are to be computed again."""
+    loss: torch.Tensor | None = None
+    random_state: torch.Tensor | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Precision:
+    """Autocast for the whole stage; None computes as the model says."""
+
+    autocast: torch.dtype | None = None
+
+    def scope(self, device: torch.device) -> contextlib.AbstractContextManager[object]:
+        if self.autocast is None:
+            return contextlib.nullcontext()
+        return torch.autocast(device.type, dtype=self.autocast)
+
+
+class StagePasses:
+    """Runs the passes of one stage over its weight versions."""
+
+    def __init__(
+        self,
+        stage: StageModule,
+        versions: WeightVersions,
+        *,
+        precision: Precision | None = None,
+        recompute: bool = False,
+    ) -> None:
+        self.stage = stage
+        self.versions = versions
+        self.recompute = recompute and not stage.graph.is_last
+        self._precision = precision or Precision()
+        graph = stage.graph
+        self._wires = {
+            mode: graph.inputs if graph.is_first else graph.mode(mode).receives
+            for mode in ("train", "eval")
+        }
+
+    # ---- training ----
+
+    def forward(self, values: Mapping[int, Any], version: int) -> Pass:
+        """With gradients, in train mode; the outputs are in the pass."""
+        self.stage.train()
+        inputs = {
+            wire.value: self._enter(values[wire.value], grad=wire.grad)
+            for wire in self._wires["train"]
+        }
+        if not self.recompute:
+            return Pass(version, inputs, self._run(inputs))
+        state = torch.get_rng_state()
+        with torch.no_grad():
+            outputs = self._run(inputs)
+        return Pass(version, inputs, outputs, random_state=state)
+
+    def forget_activations(self, item: Pass) -> None:
+        """Once the outputs are on their way, a stage that computes again keeps its inputs only."""
+        if self.recompute:
+            item.outputs = None
+
+    def with_loss(self, item: Pass, loss: Callable[[Any], torch.Tensor]) -> None:
+        """On the last stage: the model's output, and the loss of it."""
+        with self._precision.scope(self.stage.device):
+            item.loss = loss(self.result(item))
+
+    def result(self, item: Pass) -> Any:
+        assert item.outputs is not None
+        graph = self.stage.graph.mode(self.stage.mode)
+        values = {**item.inputs, **item.outputs}
+        return structure.rebuild(graph.result, values.__getitem__)
+
+    def backward(self, item: Pass, gradients: Mapping[int, torch.Tensor]) -> Values:
+        """Add to the parameters' gradients; returns those of the inputs that ask for one."""
+        if item.outputs is None:
+            item.outputs = self._again(item)
+        roots, seeds = self._roots(item, gradients)
+        if roots:
+            with self.versions.collect_gradients(item.version):
+                torch.autograd.backward(roots, seeds)
+        item.outputs = None
+        found: Values = {}
+        for number, value in item.inputs.items():
+            if isinstance(value, torch.Tensor) and value.grad is not None:
+                found[number] = value.grad
+        return found
+
+    def _roots(
+        self, item: Pass, gradients: Mapping[int, torch.Tensor]
+    ) -> tuple[list[torch.Tensor], list[torch.Tensor | None]]:
+        """What to differentiate, and what the gradient of it is."""
+        assert item.outputs is not None
+        roots: list[torch.Tensor] = []
+        seeds: list[torch.Tensor | None] = []
+        if item.loss is not None and item.loss.requires_grad:
+            roots.append(item.loss)
+            seeds.append(None)
+        for number, gradient in gradients.items():
+            # A value that is only handed on under its own number has no gradient to add here.
+            if number in item.inputs:
+                continue
+            value = item.outputs[number]
+            if value.requires_grad:
+                roots.append(value)
+                seeds.append(gradient.to(value.device, value.dtype))
+        return roots, seeds
+
+    def _again(self, item: Pass) -> Values:
+        """The forward once more: same weights, same random numbers, buffers left as they are."""
+        self.stage.train()
+        buffers = [(buffer, buffer.clone()) for buffer in self.stage.buffers()]
+        with self.versions.used(item.version), torch.random.fork_rng(devices=[]):
+            assert item.random_state is not None
+            torch.set_rng_state(item.random_state)
+            outputs = self._run(item.inputs)
+        with torch.no_grad():
+            for buffer, value in buffers:
+                buffer.copy_(value)
+        return outputs
+
+    # ---- evaluation ----
+
+    @contextlib.contextmanager
+    def _evaluating(self) -> Iterator[None]:
+        self.stage.eval()
+        with torch.no_grad():
+            yield
+
+    def evaluate(self, values: Mapping[int, Any]) -> tuple[Values, Any]:
+        """Without gradients, in eval mode, with the newest weights; on the last stage also the
+        model's output."""
+        with self._evaluating():
+            inputs = {
+                wire.value: self._enter(values[wire.value], grad=False)
+                for wire in self._wires["eval"]
+            }
+            outputs = self._run(inputs)
+            graph = self.stage.graph
+            if not graph.is_last:
+                return outputs, None
+            known = {**inputs, **outputs}
+            return outputs, structure.rebuild(graph.eval.result, known.__getitem__)
+
+    def _enter(self, value: Any, *, grad: bool) -> Any:
+        if not isinstance(value, torch.Tensor):
+            return value
+        moved = value.to(self.stage.device, non_blocking=True).detach()
+        return moved.requires_grad_(grad) if grad else moved
+
+    def _run(self, inputs: Values) -> Values:
+        with self._precision.scope(self.stage.device):
+            results = self.stage(*inputs.values())
+        return dict(zip(self.stage.returns(self.stage.mode), results, strict=True))

@@ -1,0 +1,119 @@
+"""From accumulated gradients to new weights: the user's optimizer, its schedule, clipping."""
+
+import inspect
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+
+from ravnest.errors import NodeError
+from ravnest.provider.compute.versions import WeightVersions
+
+OptimizerFactory = Callable[..., torch.optim.Optimizer]
+
+
+@dataclass(frozen=True)
+class UpdateSettings:
+    """What the user decides about updates. Classes or factories, called with the parameters."""
+
+    optimizer: OptimizerFactory | None = None
+    optimizer_params: Mapping[str, Any] = field(default_factory=dict)
+    lr_scheduler: Callable[..., Any] | None = None
+    lr_scheduler_params: Mapping[str, Any] = field(default_factory=dict)
+    lr_step_on_epoch_change: bool = True
+    clip_norm: float | None = None
+    clip_value: float | None = None
+
+
+class Updater:
+    """Owns the optimizer of one stage."""
+
+    def __init__(
+        self, versions: WeightVersions, owned: Sequence[nn.Parameter], settings: UpdateSettings
+    ) -> None:
+        self._versions = versions
+        self._owned = list(owned)
+        self._settings = settings
+        self.optimizer = self._make_optimizer()
+        self.scheduler: Any = None
+        if settings.lr_scheduler is not None:
+            self.set_scheduler(settings.lr_scheduler, settings.lr_scheduler_params)
+
+    def _make_optimizer(self) -> torch.optim.Optimizer | None:
+        factory, params = self._settings.optimizer, dict(self._settings.optimizer_params)
+        if factory is None or not self._owned:
+            return None
+        try:
+            return factory(self._owned, **params)
+        except TypeError as error:
+            raise NodeError(
+                f"the optimizer {getattr(factory, '__name__', factory)!r} cannot be made from "
+                f"optimizer_params={params!r}: {error}"
+            ) from error
+
+    def set_scheduler(self, factory: Callable[..., Any], params: Mapping[str, Any]) -> None:
+        if self.optimizer is None:
+            return
+        try:
+            self.scheduler = factory(self.optimizer, **params)
+        except TypeError as error:
+            raise NodeError(
+                f"the scheduler {getattr(factory, '__name__', factory)!r} cannot be made from "
+                f"lr_scheduler_params={dict(params)!r}: {error}"
+            ) from error
+
+    def squared_norm(self, batches: int) -> float:
+        """Of this stage's own gradients, as they would be applied."""
+        gradients = [p.grad for p in self._owned if p.grad is not None]
+        if not gradients:
+            return 0.0
+        norms = torch._foreach_norm(gradients)
+        return float(torch.stack([n.float() for n in norms]).square().sum()) / batches**2
+
+    def apply(
+        self,
+        version: int,
+        *,
+        batches: int,
+        in_place: bool,
+        total_squared_norm: float | None = None,
+    ) -> None:
+        """One optimizer step with the mean over the batches; makes `version`."""
+        self._versions.prepare_update(in_place=in_place)
+        gradients = [p.grad for p in self._owned if p.grad is not None]
+        factor = self._factor(batches, total_squared_norm)
+        if gradients and factor != 1.0:
+            torch._foreach_mul_(gradients, factor)
+        if self._settings.clip_value is not None:
+            nn.utils.clip_grad_value_(self._owned, self._settings.clip_value)
+        if self.optimizer is not None:
+            self.optimizer.step()
+        for parameter in self._versions.masters:
+            parameter.grad = None
+        self._versions.finish_update(version, in_place=in_place)
+        if self.scheduler is not None and not self._settings.lr_step_on_epoch_change:
+            self.scheduler.step()
+
+    def _factor(self, batches: int, total_squared_norm: float | None) -> float:
+        factor = 1.0 / batches
+        limit = self._settings.clip_norm
+        if limit is not None and total_squared_norm is not None:
+            # The same formula as torch.nn.utils.clip_grad_norm_.
+            factor *= min(1.0, limit / (math.sqrt(total_squared_norm) + 1e-6))
+        return factor
+
+    def epoch_ended(self, metric: float | None = None) -> None:
+        if self.scheduler is None or not self._settings.lr_step_on_epoch_change:
+            return
+        if "metrics" in inspect.signature(self.scheduler.step).parameters:
+            if metric is not None:
+                self.scheduler.step(metric)
+        else:
+            self.scheduler.step()
+
+    @property
+    def learning_rate(self) -> float | None:
+        return None if self.optimizer is None else float(self.optimizer.param_groups[0]["lr"])

@@ -1,0 +1,246 @@
+"""What the last stage has besides its share of the model: labels, loss, metrics and their files."""
+
+import logging
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TextIO
+
+import torch
+
+from ravnest.errors import DataError, NodeError
+from ravnest.provider.batches import part_bounds, rows_of
+from ravnest.provider.proof import agree, proof_of
+from ravnest.wire.messages import MicroBatch
+
+logger = logging.getLogger("ravnest")
+Metric = Callable[[Any, Any], Any]
+"""Called as metric(outputs, batch); gives the batch's mean, or its sum and how many it is over."""
+
+
+class LabelFeed:
+    """The Leaf's own reading of the data, batch by batch in step with the Root."""
+
+    def __init__(self, source: Any, name: str) -> None:
+        self._source = source
+        self._name = name
+        self._batches: Iterator[Any] | None = None
+        self._row = 0
+        self._current: tuple[int, Any] | None = None
+
+    def part(self, of: MicroBatch, proof: tuple[int, ...]) -> Any:
+        """What belongs to this micro-batch; `DataError` if it is not what the Root reads."""
+        if self._current is None or self._current[0] != of.batch:
+            self._current = (of.batch, self._next(of))
+            self._check(of, proof)
+        item = self._current[1]
+        start, stop = part_bounds(of.batch_rows, of.parts)[of.part]
+        return rows_of(item, of.batch_rows, start, stop)
+
+    def _check(self, of: MicroBatch, proof: tuple[int, ...]) -> None:
+        assert self._current is not None
+        if proof and not agree(proof, proof_of(self._current[1])):
+            raise DataError(
+                f"Root and Leaf are not on the same batch (number {of.batch} of the run): what the "
+                f"Leaf reads from `{self._name}` is not what the Root sent. Give both the same "
+                "data in the same order: set_seed with the same seed in every script, and "
+                "generator=torch.Generator() in a DataLoader that shuffles."
+            )
+
+    def _next(self, of: MicroBatch) -> Any:
+        if isinstance(self._source, torch.Tensor):
+            start, self._row = self._row, self._row + of.batch_rows
+            if start >= len(self._source):
+                raise self._too_short(of)
+            return self._source[start : start + of.batch_rows]
+        if self._batches is None:
+            if self._source is None:
+                raise DataError(f"the Leaf has no `{self._name}` to compare the outputs with")
+            self._batches = iter(self._source)
+        try:
+            return next(self._batches)
+        except StopIteration:
+            raise self._too_short(of) from None
+
+    def _too_short(self, of: MicroBatch) -> DataError:
+        return DataError(
+            f"`{self._name}` of the Leaf ends before the Root's data does (batch {of.batch} of the "
+            "run). Both must have equally many batches; call node.wait_for_backwards() at the end "
+            "of every epoch."
+        )
+
+    def restart(self) -> None:
+        """The next batch is the first of another epoch."""
+        self._batches, self._row, self._current = None, 0, None
+
+
+class LossLog:
+    """One line per optimizer step, in a file that never replaces an earlier one."""
+
+    def __init__(self, path: Path | None) -> None:
+        self._path = path
+        self._file: TextIO | None = None
+
+    def write(self, value: float) -> None:
+        if self._path is None:
+            return
+        if self._file is None:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            set_aside(self._path)
+            self._file = self._path.open("w", buffering=1, encoding="utf-8")
+        self._file.write(f"{value}\n")
+
+    def close(self) -> None:
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+
+def set_aside(path: Path) -> None:
+    """Rename an earlier run's file to name.1.txt, name.2.txt, …"""
+    if not path.exists() or not path.stat().st_size:
+        return
+    number = 1
+    while (older := path.with_suffix(f".{number}{path.suffix}")).exists():
+        number += 1
+    path.rename(older)
+
+
+@dataclass
+class Judgement:
+    """Sums of a validation pass."""
+
+    sums: dict[str, float] = field(default_factory=dict)
+    counts: dict[str, float] = field(default_factory=dict)
+
+    def add(self, name: str, value: Any, rows: int) -> None:
+        total, count = value if isinstance(value, tuple) else (float(value) * rows, rows)
+        self.sums[name] = self.sums.get(name, 0.0) + float(total)
+        self.counts[name] = self.counts.get(name, 0.0) + float(count)
+
+    def means(self) -> dict[str, float]:
+        return {name: self.sums[name] / max(self.counts[name], 1e-12) for name in self.sums}
+
+
+@dataclass(frozen=True)
+class LeafSettings:
+    """What the user gives a Leaf."""
+
+    criterion: Callable[[Any, Any], Any] | None = None
+    labels: Any = None
+    test_labels: Any = None
+    metrics: Mapping[str, Metric] = field(default_factory=dict)
+    loss_file: Path | None = None
+    accuracy_file: Path | None = None
+
+
+class Leaf:
+    """Turns outputs into losses, metrics and lines in files."""
+
+    def __init__(self, settings: LeafSettings) -> None:
+        self._settings = settings
+        self._labels = LabelFeed(settings.labels, "labels")
+        self._test_labels = LabelFeed(settings.test_labels, "test_labels")
+        self._losses = LossLog(settings.loss_file)
+        self._accuracies = LossLog(settings.accuracy_file)
+        self._judgement = Judgement()
+        self._batch_loss = 0.0
+        self._update_losses: list[float] = []
+        self._adds_up = getattr(settings.criterion, "reduction", "mean") == "sum"
+
+    def loss(self, outputs: Any, of: MicroBatch, proof: tuple[int, ...]) -> torch.Tensor:
+        """Of one part, weighted so that the parts of a batch add up to the batch's loss."""
+        if self._settings.criterion is None:
+            raise NodeError("the Leaf needs a criterion to train: Node(…, criterion=…)")
+        loss = self._settings.criterion(outputs, self._labels.part(of, proof))
+        if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
+            found = list(loss.shape) if isinstance(loss, torch.Tensor) else type(loss).__name__
+            raise NodeError(f"the criterion must return a tensor with one number, not {found}")
+        weight = 1.0 if self._adds_up else of.rows / of.batch_rows
+        return loss.reshape(()) if weight == 1.0 else loss.reshape(()) * weight
+
+    def finished_part(self, loss: torch.Tensor, of: MicroBatch) -> float | None:
+        """The loss of the whole batch, once its last part is through."""
+        self._batch_loss += float(loss.detach())
+        if not of.is_last_part:
+            return None
+        value, self._batch_loss = self._batch_loss, 0.0
+        self._update_losses.append(value)
+        return value
+
+    def updated(self) -> None:
+        """The optimizer has made a step."""
+        if self._update_losses:
+            self._losses.write(sum(self._update_losses) / len(self._update_losses))
+            self._update_losses = []
+
+    def judge(self, outputs: Any, of: MicroBatch, proof: tuple[int, ...]) -> None:
+        """Count one batch of a validation pass."""
+        batch = self._test_labels.part(of, proof)
+        for name, metric in (self._settings.metrics or {"accuracy": accuracy}).items():
+            value = metric(outputs, batch)
+            if value is not None:
+                self._judgement.add(name, value, of.rows)
+        if self._settings.criterion is not None:
+            with torch.no_grad():
+                loss = self._settings.criterion(outputs, batch)
+            if isinstance(loss, torch.Tensor) and loss.numel() == 1:
+                self._judgement.add("loss", float(loss), of.rows)
+
+    def validation_ended(self) -> dict[str, float]:
+        found, self._judgement = self._judgement.means(), Judgement()
+        self._test_labels.restart()
+        score = next((v for name, v in found.items() if name != "loss"), found.get("loss"))
+        if score is not None:
+            self._accuracies.write(score)
+        return found
+
+    def epoch_ended(self) -> None:
+        self._labels.restart()
+
+    def close(self) -> None:
+        self._losses.close()
+        self._accuracies.close()
+
+
+def accuracy(outputs: Any, batch: Any) -> tuple[float, int] | None:
+    """Share of right classes; None if outputs and labels are not those of a classification."""
+    scores, labels = _first_tensor(outputs), _labels_of(batch)
+    if scores is None or labels is None or labels.is_floating_point():
+        return None
+    labels = labels.to(scores.device)
+    if scores.dim() == labels.dim() + 1:
+        found = scores.argmax(-1 if scores.shape[:-1] == labels.shape else 1)
+    elif scores.shape == labels.shape:
+        found = (scores > 0).to(labels.dtype)
+    else:
+        return None
+    if found.shape != labels.shape:
+        return None
+    counted = labels != -100  # torch's own mark for "do not count this one"
+    return float((found == labels)[counted].sum()), int(counted.sum())
+
+
+def _first_tensor(outputs: Any) -> torch.Tensor | None:
+    if isinstance(outputs, torch.Tensor):
+        return outputs
+    logits = getattr(outputs, "logits", None)
+    if isinstance(logits, torch.Tensor):
+        return logits
+    values: Iterable[Any] = ()
+    if isinstance(outputs, Mapping):
+        values = [outputs["logits"]] if "logits" in outputs else outputs.values()
+    elif isinstance(outputs, tuple | list):
+        values = outputs
+    return next((value for value in values if isinstance(value, torch.Tensor)), None)
+
+
+def _labels_of(batch: Any) -> torch.Tensor | None:
+    if isinstance(batch, torch.Tensor):
+        return batch
+    if isinstance(batch, Mapping):
+        found = batch.get("labels", batch.get("label"))
+        return found if isinstance(found, torch.Tensor) else None
+    if isinstance(batch, tuple | list) and batch and isinstance(batch[-1], torch.Tensor):
+        return batch[-1]
+    return None

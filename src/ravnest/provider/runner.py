@@ -1,0 +1,375 @@
+"""Does what the schedule says: the compute thread's work on one stage.
+
+Everything that touches weights, activations or gradients happens here, on one thread, one event at
+a time. Messages to the neighbours are handed to the links, which send them while this goes on.
+"""
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import msgspec
+import torch
+
+from ravnest.errors import WireError
+from ravnest.provider.compute.passes import Pass, StagePasses
+from ravnest.provider.compute.updating import Updater
+from ravnest.provider.leaf import Leaf
+from ravnest.provider.routing import (
+    Onward,
+    gradients_for_previous,
+    pack_backward,
+    pack_forward,
+    unpack,
+    unpack_gradients,
+)
+from ravnest.provider.schedule import pipeline as plan
+from ravnest.provider.schedule.window import InFlightWindow
+from ravnest.provider.tied import TiedParameters
+from ravnest.stage import structure
+from ravnest.wire import messages
+from ravnest.wire.encoding import Parcel
+
+
+class Outlet(Protocol):
+    """Where messages to a neighbour go."""
+
+    def send(self, parcel: Parcel) -> None: ...
+
+
+class Observer(Protocol):
+    """Is told what has happened, on the compute thread; must not take long."""
+
+    def forwarded(self, of: messages.MicroBatch) -> None: ...
+    def batch_done(self, of: messages.MicroBatch, loss: float | None) -> None: ...
+    def updated(self, update: int) -> None: ...
+    def obeyed(self, order: str, number: int) -> None: ...
+    def replied(self, reply: messages.Reply) -> None: ...
+    def result(self, message: messages.Result, tensors: tuple[torch.Tensor, ...]) -> None: ...
+
+
+@dataclass(slots=True)
+class _Work:
+    """A micro-batch on this stage, from its arrival to its backward."""
+
+    message: messages.Forward
+    values: dict[int, Any]
+    onward: Onward
+    item: Pass | None = None
+    sent_at: float = 0.0
+    gradients: dict[int, torch.Tensor] | None = None
+    later_norm: float = 0.0
+    loss: float | None = None
+
+
+@dataclass
+class Meter:
+    """Where the compute thread's time goes."""
+
+    busy_s: float = 0.0
+    forwards: int = 0
+    backwards: int = 0
+    updates: int = 0
+    staleness: int = 0
+    """Sum over backwards of the updates that their weights lacked."""
+    worst_staleness: int = 0
+    coalesced: int = 0
+    """Batches beyond the first that an update took along."""
+    started: float = field(default_factory=time.monotonic)
+
+
+class StageRunner:
+    """One stage at work."""
+
+    def __init__(
+        self,
+        *,
+        passes: StagePasses,
+        updater: Updater,
+        schedule: plan.StageSchedule,
+        window: InFlightWindow,
+        tied: TiedParameters,
+        observer: Observer,
+        leaf: Leaf | None,
+        save: Callable[[], None],
+        clips: bool,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.meter = Meter()
+        self.schedule = schedule
+        self.window = window
+        self.next: Outlet | None = None
+        self.previous: Outlet | None = None
+        self._passes = passes
+        self._updater = updater
+        self._tied = tied
+        self._observer = observer
+        self._leaf = leaf
+        self._save = save
+        self._clips = clips
+        self._clock = clock
+        self._graph = passes.stage.graph
+        self._work: dict[plan.Key, _Work] = {}
+        self._norm_of_others = 0.0
+        self._own_norms: dict[int, float] = {}
+        self._later_norm = 0.0
+        self._totals: dict[int, float] = {}
+        self.training_is_over = False
+
+    # ---- events ----
+
+    def submit(self, message: messages.Forward, values: dict[int, Any]) -> None:
+        """On the first stage: a micro-batch from the user."""
+        self._enter(_Work(message, values, Onward()))
+
+    def arrived(self, parcel: Parcel) -> None:
+        """A message from a neighbour."""
+        message = parcel.message
+        match message:
+            case messages.Forward():
+                values, onward = unpack(message.carried, parcel.tensors, self._graph.stage)
+                self._enter(_Work(message, values, onward))
+            case messages.Backward():
+                self._gradients_arrived(message, parcel.tensors)
+            case messages.Command():
+                self.command(message)
+            case messages.TiedGradient():
+                self._tied_gradient_arrived(message, parcel)
+            case messages.TiedWeights():
+                self._tied.weights_arrived(message.names, parcel.tensors)
+                if self.next is not None and self._tied.is_for_later(
+                    message.names, self._graph.stages
+                ):
+                    self.next.send(parcel)
+            case messages.TotalNorm():
+                self._total_norm_arrived(message)
+                if self.next is not None:
+                    self.next.send(parcel)
+            case messages.Reply():
+                self._reply(message)
+            case messages.Result():
+                if not self._hand_back(parcel):
+                    self._observer.result(message, parcel.tensors)
+            case _:
+                raise WireError(f"a {type(message).__name__} has no place in a running pipeline")
+
+    def _hand_back(self, parcel: Parcel) -> bool:
+        if self.previous is None:
+            return False
+        self.previous.send(parcel)
+        return True
+
+    def command(self, message: messages.Command) -> None:
+        self.schedule.handle(plan.CommandReady(message.order, message.number))
+
+    def _enter(self, work: _Work) -> None:
+        of = work.message.of
+        key = plan.Key(of.batch, of.part)
+        self._work[key] = work
+        self.schedule.handle(
+            plan.ForwardReady(key, of.update, of.closes_update, trains=work.message.task == "train")
+        )
+
+    def _gradients_arrived(
+        self, message: messages.Backward, tensors: tuple[torch.Tensor, ...]
+    ) -> None:
+        key = plan.Key(message.of.batch, message.of.part)
+        work = self._work.get(key)
+        if work is None or work.item is None or work.gradients is not None:
+            raise WireError(f"gradients of {key}, which is not in flight here")
+        work.gradients = unpack_gradients(message.carried, tensors)
+        known = work.item.inputs.keys() | self._sent_values() | work.onward.payloads.keys()
+        if unknown := work.gradients.keys() - known:
+            raise WireError(f"a gradient of value {min(unknown)}, which this stage never sent")
+        work.later_norm, work.loss = message.squared_norm, message.loss
+        self.schedule.limit = self.window.returned(work.sent_at, self._clock())
+        self.schedule.handle(plan.BackwardReady(key))
+
+    def _sent_values(self) -> set[int]:
+        return {wire.value for wire in self._graph.train.sends}
+
+    def _tied_gradient_arrived(self, message: messages.TiedGradient, parcel: Parcel) -> None:
+        if message.owner == self._graph.stage:
+            self._tied.gradients_arrived(message.names, parcel.tensors)
+        elif not self._hand_back(parcel):
+            raise WireError("a tied gradient reached the first stage, which does not own it")
+
+    def _total_norm_arrived(self, message: messages.TotalNorm) -> None:
+        if self.schedule.rules.waits_for_permission:
+            self._totals[message.update] = message.squared_norm
+        own = self._own_norms.pop(message.update, None)
+        if own is not None:
+            self._norm_of_others = max(0.0, message.squared_norm - own)
+        self.schedule.handle(plan.UpdateAllowed(message.update))
+
+    def set_lr_scheduler(self, factory: Callable[..., Any], params: Mapping[str, Any]) -> None:
+        self._updater.set_scheduler(factory, params)
+
+    # ---- work ----
+
+    def work(self) -> bool:
+        """Do the next thing there is to do; False if there is nothing."""
+        if self._tied.has_news and self.schedule.newest_is_unused:
+            self._tied.adopt()
+        instruction = self.schedule.next()
+        if instruction is None:
+            return False
+        started = self._clock()
+        match instruction:
+            case plan.Forward():
+                self._forward(instruction)
+            case plan.Backward():
+                self._backward(instruction)
+            case plan.Update():
+                self._update(instruction)
+            case plan.Evaluate():
+                self._evaluate(instruction)
+            case plan.Obey():
+                self._obey(instruction.command)
+        self.meter.busy_s += self._clock() - started
+        return True
+
+    def _forward(self, instruction: plan.Forward) -> None:
+        work = self._work[instruction.key]
+        work.item = item = self._passes.forward(work.values, instruction.version)
+        work.values = {}
+        self.meter.forwards += 1
+        of = work.message.of
+        if self._leaf is not None:
+            leaf = self._leaf
+            self._passes.with_loss(item, lambda outputs: leaf.loss(outputs, of, work.message.proof))
+        else:
+            assert item.outputs is not None
+            self._send_on(work, {**item.inputs, **item.outputs}, self._graph.train.sends)
+            self._passes.forget_activations(item)
+            work.sent_at = self._clock()
+        self._observer.forwarded(of)
+
+    def _send_on(self, work: _Work, known: dict[int, Any], sends: Any) -> None:
+        assert self.next is not None
+        carried, tensors = pack_forward(sends, known, work.onward)
+        message = msgspec.structs.replace(work.message, carried=carried)
+        self.next.send(Parcel(message, tensors))
+        # Only which values went through here matters from now on, not what they were.
+        work.onward.payloads = dict.fromkeys(work.onward.payloads)
+
+    def _backward(self, instruction: plan.Backward) -> None:
+        work = self._work.pop(instruction.key)
+        item, of = work.item, work.message.of
+        assert item is not None
+        arrived = work.gradients or {}
+        own = self._passes.backward(item, arrived)
+        if instruction.frees_version:
+            self._passes.versions.release(instruction.version)
+        meter = self.meter
+        meter.backwards += 1
+        meter.staleness += instruction.staleness
+        meter.worst_staleness = max(meter.worst_staleness, instruction.staleness)
+        if self._leaf is not None:
+            assert item.loss is not None
+            work.loss = self._leaf.finished_part(item.loss, of)
+        self._send_back(work, gradients_for_previous(own, arrived, work.onward))
+        if of.is_last_part:
+            self._observer.batch_done(of, work.loss)
+
+    def _send_back(self, work: _Work, gradients: dict[int, torch.Tensor]) -> None:
+        of = work.message.of
+        norm = 0.0
+        if of.is_last_part:
+            for message, tensors in self._tied.gradients_to_send():
+                assert self.previous is not None
+                self.previous.send(Parcel(message, tensors))
+            self._later_norm = work.later_norm
+            if self._clips:
+                norm = work.later_norm + self._updater.squared_norm(batches=1)
+        if self.previous is None:
+            return
+        carried, tensors = pack_backward(gradients)
+        back = messages.Backward(of=of, carried=carried, squared_norm=norm, loss=work.loss)
+        self.previous.send(Parcel(back, tensors))
+
+    def _update(self, instruction: plan.Update) -> None:
+        self._updater.apply(
+            instruction.version,
+            batches=instruction.batches,
+            in_place=instruction.in_place,
+            total_squared_norm=self._total_norm(instruction) if self._clips else None,
+        )
+        self.meter.updates += 1
+        self.meter.coalesced += instruction.batches - 1
+        if self._tied.has_news:  # the new version is in nobody's use yet
+            self._tied.adopt()
+        if self._leaf is not None:
+            self._leaf.updated()
+        news = self._tied.weights_to_send()
+        if news is not None and self.next is not None:
+            self.next.send(Parcel(*news))
+        self._observer.updated(instruction.update)
+
+    def _total_norm(self, instruction: plan.Update) -> float:
+        """Squared norm of the whole model's gradient, as it is applied.
+
+        The first stage knows it and tells the others. In a synchronous schedule they have waited
+        for it; otherwise they use their own share and what the others' was last time.
+        """
+        own = self._updater.squared_norm(instruction.batches)
+        if self.previous is None:
+            total = own + self._later_norm / instruction.batches**2
+            if self.next is not None:
+                self.next.send(
+                    Parcel(messages.TotalNorm(update=instruction.update, squared_norm=total))
+                )
+            return total
+        known = self._totals.pop(instruction.update, None)
+        if known is not None:
+            return known
+        self._own_norms[instruction.update] = own
+        return own + self._norm_of_others
+
+    def _evaluate(self, instruction: plan.Evaluate) -> None:
+        work = self._work.pop(instruction.key)
+        message = work.message
+        outputs, result = self._passes.evaluate(work.values)
+        self._observer.forwarded(message.of)
+        if self._leaf is None:
+            self._send_on(work, {**work.values, **outputs}, self._graph.eval.sends)
+            return
+        leaves: list[torch.Tensor] = []
+        answer = messages.Result(batch=message.of.batch)
+        if message.task == "validate":
+            self._leaf.judge(result, message.of, message.proof)
+        else:
+            shape = structure.flatten(result, leaves, "the model's output")
+            answer = messages.Result(batch=message.of.batch, structure=msgspec.json.encode(shape))
+        parcel = Parcel(answer, tuple(leaves))
+        if not self._hand_back(parcel):
+            self._observer.result(answer, parcel.tensors)
+
+    def _obey(self, command: plan.CommandReady) -> None:
+        metrics: dict[str, float] = {}
+        match command.name:
+            case "epoch":
+                self._updater.epoch_ended()
+                if self._leaf is not None:
+                    self._leaf.epoch_ended()
+            case "validation" if self._leaf is not None:
+                metrics = self._leaf.validation_ended()
+            case "save":
+                self._save()
+            case "done":
+                self.training_is_over = True
+            case _:
+                pass
+        self._observer.obeyed(command.name, command.number)
+        if self.next is not None:
+            order: Any = command.name
+            self.next.send(Parcel(messages.Command(order=order, number=command.number)))
+        else:
+            order = command.name
+            self._reply(messages.Reply(order=order, number=command.number, metrics=metrics))
+
+    def _reply(self, reply: messages.Reply) -> None:
+        """Everybody behind this stage has done what was ordered."""
+        self._hand_back(Parcel(reply))
+        self._observer.replied(reply)

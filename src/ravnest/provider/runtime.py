@@ -1,0 +1,323 @@
+"""One provider at work: its threads, its links, and what the user's thread may ask of it.
+
+    user's thread      posts micro-batches and commands, waits for what comes of them
+    compute thread     owns the weights; takes from the inbox, does what the schedule says
+    network thread     owns the sockets
+
+The first thing that goes wrong anywhere ends the run for everybody: the neighbours are told, and
+whoever waits here gets the error.
+"""
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from ravnest.errors import PeerError, RavnestError, RunError
+from ravnest.provider.inbox import Asked, Inbox, Ordered, Stop, Submitted
+from ravnest.provider.runner import StageRunner
+from ravnest.wire import messages
+from ravnest.wire.encoding import Parcel
+from ravnest.wire.endpoint import Endpoint, NetworkThread
+from ravnest.wire.link import Arrived, Link, Lost, Patience, Peer, Up
+from ravnest.wire.streams import Network
+
+logger = logging.getLogger("ravnest")
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where in the run this provider stands."""
+
+    run: str
+    node: str
+    listen: str
+    previous: Peer | None
+    next: Peer | None
+
+    @property
+    def is_first(self) -> bool:
+        return self.previous is None
+
+
+@dataclass
+class _Waiters:
+    """Those who wait for something that has not happened yet."""
+
+    replies: dict[tuple[str, int], Future[messages.Reply]] = field(default_factory=dict)
+    results: dict[int, Future[tuple[messages.Result, tuple[torch.Tensor, ...]]]] = field(
+        default_factory=dict
+    )
+
+
+class _ToldError(PeerError):
+    """Another provider has failed, and everybody on this side of it has been told."""
+
+
+class ProviderRuntime:
+    """Starts, serves and ends one provider."""
+
+    def __init__(
+        self,
+        place: Place,
+        network: Callable[[], Network],
+        make_runner: Callable[["ProviderRuntime"], StageRunner],
+        *,
+        patience: Patience | None = None,
+        queue_limit: int = 8,
+        on_batch: Callable[[messages.MicroBatch, float | None], None] | None = None,
+        on_update: Callable[[int], None] | None = None,
+        network_thread: NetworkThread | None = None,
+    ) -> None:
+        self.place = place
+        self.failure: RavnestError | None = None
+        self._make_network = network
+        self._make_runner = make_runner
+        self._patience = patience or Patience()
+        self._queue_limit = queue_limit
+        self._on_batch = on_batch
+        self._on_update = on_update
+        self._inbox = Inbox()
+        self._shared_thread = network_thread
+        self._network_thread = network_thread or NetworkThread()
+        self._compute = threading.Thread(target=self._serve, name="ravnest-compute", daemon=True)
+        self._endpoint: Endpoint | None = None
+        self._links: dict[str, Link] = {}
+        self._changed = threading.Condition()
+        self._queued = 0
+        self._waiters = _Waiters()
+        self._number = 0
+        self._told_goodbye = threading.Event()
+        self._training_over = threading.Event()
+        self._ended = threading.Event()
+        self.runner: StageRunner | None = None
+        self.last_heard = time.monotonic()
+
+    # ---- start and end ----
+
+    def start(self) -> None:
+        """Listen, call the neighbours, and begin to serve; returns at once."""
+        if self._shared_thread is None:
+            self._network_thread.start()
+        self._network_thread.call(self._connect())
+        self.runner = self._make_runner(self)
+        self.runner.next = self._outlet(self.place.next)
+        self.runner.previous = self._outlet(self.place.previous)
+        self._compute.start()
+
+    async def _connect(self) -> None:
+        place = self.place
+        self._endpoint = Endpoint(
+            self._make_network(),
+            run=place.run,
+            node=place.node,
+            on_event=self._inbox.put,
+            patience=self._patience,
+        )
+        await self._endpoint.listen(place.listen)
+        if place.next is not None:
+            self._links[place.next.node] = await self._endpoint.dial(place.next)
+        if place.previous is not None:
+            self._links[place.previous.node] = await self._endpoint.expect(place.previous)
+
+    def _outlet(self, peer: Peer | None) -> Link | None:
+        return None if peer is None else self._links[peer.node]
+
+    def close(self, flush_s: float = 5.0) -> None:
+        """End both threads; whatever was sent still arrives, if it can."""
+        if self._ended.is_set():
+            return
+        self._ended.set()
+        if self._compute.is_alive() and threading.current_thread() is not self._compute:
+            self._inbox.put(Stop())
+            self._compute.join()
+        if self._endpoint is not None:
+            flush = 0.5 if self.failure else flush_s
+            self._network_thread.call(self._endpoint.close(flush), within_s=flush + 10)
+        if self._shared_thread is None:
+            self._network_thread.stop()
+
+    # ---- the compute thread ----
+
+    def _serve(self) -> None:
+        runner = self.runner
+        assert runner is not None
+        try:
+            while True:
+                # What has arrived may be more urgent than what there is to do: look first.
+                while (item := self._inbox.take(wait=False)) is not None:
+                    if isinstance(item, Stop):
+                        return
+                    self._handle(item, runner)
+                if not runner.work():
+                    item = self._inbox.take(wait=True)
+                    if isinstance(item, Stop):
+                        return
+                    if item is not None:
+                        self._handle(item, runner)
+        except RavnestError as error:
+            self._fail(error)
+        except BaseException as error:
+            logger.debug("the stage failed", exc_info=True)
+            wrapped = RunError(f"{type(error).__name__}: {error}")
+            wrapped.__cause__ = error
+            self._fail(wrapped)
+
+    def _handle(self, item: Any, runner: StageRunner) -> None:
+        self.last_heard = time.monotonic()
+        match item:
+            case Submitted(message, values):
+                runner.submit(message, values)
+            case Ordered(message):
+                runner.command(message)
+            case Asked(work):
+                work()
+            case Arrived(link, Parcel(messages.Failed() as failed)):
+                link.consumed()
+                self._pass_on_failure(failed, link)
+                raise _ToldError(f"{failed.node} failed: {failed.reason}")
+            case Arrived(link, parcel):
+                runner.arrived(parcel)
+                link.consumed()
+            case Up(link):
+                logger.info("%s: connected to %s", self.place.node, link.peer)
+            case Lost(_, error):
+                if not self._told_goodbye.is_set():
+                    raise error
+                logger.debug("%s left", error)
+
+    # ---- failures ----
+
+    def _fail(self, error: RavnestError) -> None:
+        if not isinstance(error, _ToldError):  # those who told us have told the others
+            failed = messages.Failed(node=self.place.node, reason=str(error)[:4000])
+            for link in self._links.values():
+                link.send(Parcel(failed))
+        with self._changed:
+            self.failure = self.failure or error
+            waiters, self._waiters = self._waiters, _Waiters()
+            self._changed.notify_all()
+        for reply in waiters.replies.values():
+            reply.set_exception(error)
+        for result in waiters.results.values():
+            result.set_exception(error)
+        self._training_over.set()
+        self._told_goodbye.set()
+
+    def _pass_on_failure(self, failed: messages.Failed, source: Link) -> None:
+        for link in self._links.values():
+            if link is not source:
+                link.send(Parcel(failed))
+
+    def check(self) -> None:
+        """Raise what went wrong, if something did."""
+        if self.failure is not None:
+            raise self.failure
+
+    # ---- the user's thread ----
+
+    def submit(self, message: messages.Forward, values: dict[int, Any]) -> None:
+        """Hand over a micro-batch; waits while too many stand in line."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._queued < self._queue_limit or self.failure)
+            self.check()
+            self._queued += 1
+        self._inbox.put(Submitted(message, values))
+
+    def expect_result(
+        self, batch: int
+    ) -> "Future[tuple[messages.Result, tuple[torch.Tensor, ...]]]":
+        future: Future[tuple[messages.Result, tuple[torch.Tensor, ...]]] = Future()
+        with self._changed:
+            self.check()
+            self._waiters.results[batch] = future
+        return future
+
+    def order(self, order: messages.Order) -> messages.Reply:
+        """Have everybody carry out a command after all that was submitted, and wait for it."""
+        future: Future[messages.Reply] = Future()
+        with self._changed:
+            self.check()
+            self._number += 1
+            number = self._number
+            self._waiters.replies[order, number] = future
+        self._inbox.put(Ordered(messages.Command(order=order, number=number)))
+        return future.result()
+
+    def ask(self, work: Callable[[], Any]) -> Any:
+        """Run something on the compute thread and wait for what it returns."""
+        future: Future[Any] = Future()
+
+        def run() -> None:
+            try:
+                future.set_result(work())
+            except BaseException as error:
+                future.set_exception(error)
+
+        self.check()
+        self._inbox.put(Asked(run))
+        while True:
+            try:
+                return future.result(timeout=1.0)
+            except TimeoutError:
+                self.check()
+                if not self._compute.is_alive():
+                    raise RunError("the provider has ended") from None
+
+    def wait_until_trained(self) -> None:
+        """Serve until the Root says that training is over."""
+        self._training_over.wait()
+        self.check()
+
+    def wait_for_goodbye(self, silence_s: float) -> bool:
+        """Serve until the Root has said goodbye; False if nothing is heard for so long."""
+        while not self._told_goodbye.is_set():
+            left = self.last_heard + silence_s - time.monotonic()
+            if left <= 0:
+                return False
+            self._told_goodbye.wait(left)
+        return True
+
+    def abort(self, reason: str) -> None:
+        """This provider gives up: tell the others, and whoever waits here."""
+        if self.failure is None and not self._ended.is_set():
+            self._fail(RunError(reason))
+
+    # ---- told by the runner, on the compute thread ----
+
+    def forwarded(self, of: messages.MicroBatch) -> None:
+        if self.place.is_first:
+            with self._changed:
+                self._queued -= 1
+                self._changed.notify_all()
+
+    def batch_done(self, of: messages.MicroBatch, loss: float | None) -> None:
+        if self._on_batch is not None:
+            self._on_batch(of, loss)
+
+    def updated(self, update: int) -> None:
+        if self._on_update is not None:
+            self._on_update(update)
+
+    def obeyed(self, order: str, number: int) -> None:
+        if order in ("done", "goodbye"):
+            self._training_over.set()
+
+    def replied(self, reply: messages.Reply) -> None:
+        with self._changed:
+            future = self._waiters.replies.pop((reply.order, reply.number), None)
+        if reply.order == "goodbye":
+            self._told_goodbye.set()
+        if future is not None:
+            future.set_result(reply)
+
+    def result(self, message: messages.Result, tensors: tuple[torch.Tensor, ...]) -> None:
+        with self._changed:
+            future = self._waiters.results.pop(message.batch, None)
+        if future is not None:
+            future.set_result((message, tensors))

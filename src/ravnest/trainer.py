@@ -1,0 +1,143 @@
+"""`Trainer`: the training loop, the same on every provider; subclass it for a loop of your own."""
+
+import functools
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+from ravnest.errors import NodeError
+from ravnest.node import Node
+
+
+class _ServedError(BaseException):
+    """Leaves a Stem's or Leaf's `train()`: its part is done, the rest is the Root's."""
+
+
+class Trainer:
+    """Feeds the data to a Root; on a Stem or Leaf, serves until the Root has trained."""
+
+    def __init__(
+        self,
+        node: Node | None = None,
+        lr_scheduler: Callable[..., Any] | None = None,
+        lr_scheduler_params: Mapping[str, Any] | None = None,
+        train_loader: Any = None,
+        val_loader: Any = None,
+        val_freq: int = 1,
+        save: bool = False,
+        epochs: int = 1,
+        batch_size: int = 64,
+        step_size: int = 1,
+        inputs_dtype: torch.dtype | None = None,
+    ) -> None:
+        if node is None:
+            raise NodeError("Trainer needs a node: Trainer(node=Node(…), …)")
+        self.node = node
+        self.lr_scheduler = lr_scheduler
+        self.lr_scheduler_params = dict(lr_scheduler_params or {})
+        self.train_loader = train_loader
+        self.val_loader = val_loader
+        self.val_freq = val_freq
+        self.save = save
+        self.epochs = epochs
+        self.batch_size = batch_size
+        self.step_size = step_size
+        self.inputs_dtype = inputs_dtype
+        self.n_forwards = 0
+        self.metrics: dict[str, float] = {}
+        self._in_train = False
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        if "train" in cls.__dict__:
+            cls.train = _returning_when_served(cls.train)  # type: ignore[method-assign]
+
+    def prelim_checks(self) -> None:
+        """First call in every `train()`. On a Stem or Leaf it serves until training is over, and
+        `train()` returns from there."""
+        if self.lr_scheduler is not None:
+            self.node.set_lr_scheduler(self.lr_scheduler, self.lr_scheduler_params)
+            self.lr_scheduler = None
+        if self.node.is_root:
+            return
+        self.node.serve_until_trained()
+        if self._in_train:
+            raise _ServedError
+
+    def train(self) -> None:
+        """All epochs, with validation in between and the result saved at the end as asked for."""
+        self.prelim_checks()
+        if self.train_loader is None:
+            raise NodeError("the Root needs a train_loader: Trainer(…, train_loader=…)")
+        for epoch in range(self.epochs):
+            for batch in self.train_loader:
+                self._train_on(batch)
+            self.node.wait_for_backwards()
+            if self.val_loader is not None and (epoch + 1) % self.val_freq == 0:
+                self.evaluate()
+        self._finish()
+
+    def _finish(self) -> None:
+        if self.save:
+            self.node.trigger_save_submodel()
+        self.node.finish_training()
+
+    def _train_on(self, batch: Any) -> None:
+        self.node.forward_compute(self._inputs(batch), data_id=self.n_forwards, proof_of_item=batch)
+        self.n_forwards += 1
+
+    def evaluate(self) -> float | None:
+        """Accuracy over the validation data, through the split model; all metrics are kept in
+        `metrics`. None on a Stem or Leaf, and if there is nothing to judge."""
+        if not self.node.is_root:
+            return None
+        if self.val_loader is None:
+            raise NodeError("evaluate needs a val_loader: Trainer(…, val_loader=…)")
+        for batch in self.val_loader:
+            self.node.no_grad_forward_compute(
+                self._inputs(batch), output_type="val_accuracy", proof_of_item=batch
+            )
+        self.metrics = self.node.finish_validation()
+        scores = [value for name, value in self.metrics.items() if name != "loss"]
+        return scores[0] if scores else None
+
+    def pred(self, data: Any) -> Any:
+        """The model's output for these inputs, on the Root; None elsewhere."""
+        return self.node.no_grad_forward_compute(self._cast(data))
+
+    def _inputs(self, batch: Any) -> Any:
+        """What of a batch goes into the model: everything but the labels."""
+        names = self.node.input_names
+        if isinstance(batch, Mapping):
+            return {name: self._cast(batch[name]) for name in names if name in batch}
+        if isinstance(batch, tuple | list):
+            inputs = tuple(batch[: len(names)])
+            return tuple(self._cast(value) for value in inputs)
+        return self._cast(batch)
+
+    def _cast(self, value: Any) -> Any:
+        if self.inputs_dtype is not None and isinstance(value, torch.Tensor):
+            return value.to(self.inputs_dtype)
+        return value
+
+
+def _returning_when_served(train: Callable[..., Any]) -> Callable[..., Any]:
+    """A `train()` in which `prelim_checks` may end a Stem's or Leaf's part."""
+
+    @functools.wraps(train)
+    def wrapped(self: Trainer, *args: Any, **kwargs: Any) -> Any:
+        self._in_train, before = True, self._in_train
+        try:
+            return train(self, *args, **kwargs)
+        except _ServedError:
+            if before:
+                raise
+            return None
+        finally:
+            self._in_train = before
+
+    return wrapped
+
+
+Trainer.train = _returning_when_served(Trainer.train)  # type: ignore[method-assign]
