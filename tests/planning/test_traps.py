@@ -15,80 +15,20 @@ import torch
 from harness import compare, even_cuts, leaves_of, load_stages
 from pools import run_clusterize, write_pool
 from torch import Tensor, nn
+from traps import (
+    Apply,
+    Negative,
+    TwoWays,
+    assert_equal_in_stages,
+    chain_of,
+    linear_inputs,
+    total,
+)
 
 from ravnest.errors import CaptureError
 from ravnest.planning.selfcheck import SelfCheck
-from ravnest.planning.study import Study, study
+from ravnest.planning.study import study
 from ravnest.stage.operators import allow_operator
-
-
-def linear_inputs(rows: int) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    return (torch.randn(rows, 6),), {}
-
-
-def total(output: Any) -> Tensor:
-    return sum((leaf.square().sum() for leaf in _floats(output)), torch.zeros(()))
-
-
-def _floats(output: Any) -> list[Tensor]:
-    leaves: list[Tensor] = []
-    if isinstance(output, Tensor):
-        leaves = [output]
-    elif isinstance(output, dict):
-        leaves = [leaf for item in output.values() for leaf in _floats(item)]
-    elif isinstance(output, tuple | list):
-        leaves = [leaf for item in output for leaf in _floats(item)]
-    return [leaf for leaf in leaves if leaf.is_floating_point()]
-
-
-def assert_equal_in_stages(
-    model: nn.Module,
-    folder: Path,
-    inputs: Callable[[int], Any] = linear_inputs,
-    stages: tuple[int, ...] = (2, 3),
-    rows: tuple[int, ...] = (4, 3),
-) -> Study:
-    args, kwargs = inputs(4)
-    studied = study(model, args, kwargs)
-    for count in stages:
-        pipeline = load_stages(studied, even_cuts(studied, count), folder)
-        errors = compare(model, pipeline, studied, inputs, total, rows)
-        assert errors.worst() <= 1e-5, errors
-    return studied
-
-
-class Negative(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
-        return x.clone()
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
-        return -gradients[0]
-
-
-def chain_of(middle: nn.Module) -> nn.Module:
-    class Net(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.first, self.middle, self.last = nn.Linear(6, 6), middle, nn.Linear(6, 6)
-
-        def forward(self, x: Tensor) -> Tensor:
-            # The sum makes this no plain chain, so module boundaries are no way out.
-            return self.last(self.middle(self.first(x))) + x
-
-    return Net()
-
-
-class Apply(nn.Module):
-    """Applies any function, so that a test can be one line."""
-
-    def __init__(self, function: Callable[..., Tensor]) -> None:
-        super().__init__()
-        self.function = function
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.function(x)
 
 
 def test_hand_written_backward_is_refused_not_lost() -> None:
@@ -416,18 +356,6 @@ def test_backward_hook_of_a_module_is_refused_by_its_name() -> None:
     layer.register_full_backward_hook(lambda module, inward, outward: None)
     with pytest.raises(CaptureError, match="has a backward hook"):
         study(TwoWays(layer), (torch.randn(4, 6),))
-
-
-class TwoWays(nn.Module):
-    """Not a chain, so there is no way around the capture."""
-
-    def __init__(self, layer: nn.Module) -> None:
-        super().__init__()
-        self.first, self.layer, self.last = nn.Linear(6, 6), layer, nn.Linear(6, 6)
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = self.first(x)
-        return self.last(x + self.layer(x))
 
 
 def test_no_grad_and_autocast_regions_are_kept(tmp_path: Path) -> None:

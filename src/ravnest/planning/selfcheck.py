@@ -4,12 +4,14 @@ Cutting rests on torch's capture being right about code nobody here has seen. So
 handed out, the stages and the model run side by side on the example inputs, at three batch sizes
 where the model allows it, and outputs, gradients and buffers must agree. A difference is an error,
 never a silent wrong result. A few rows show it as well as many.
+
+The model is also asked twice in a row: if its second answer is another one, it remembers something
+outside its parameters and buffers, which its stages cannot know.
 """
 
 import contextlib
 import random
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -17,11 +19,15 @@ import torch
 
 from ravnest.errors import CaptureError
 from ravnest.planning.capture.borrowing import (
+    registered_restored,
     switched_to,
     unchanged,
     values_restored,
 )
 from ravnest.planning.capture.call import Call
+from ravnest.planning.capture.program import ModuleCall
+from ravnest.planning.capture.surroundings import as_in_training
+from ravnest.planning.outcomes import Outcome, difference_of
 from ravnest.planning.study import Study
 from ravnest.stage import structure
 from ravnest.stage.graph import Mode
@@ -30,27 +36,16 @@ from ravnest.stage.module import StageModule
 
 _SEED = 2024
 _ROWS = 4
-_TOLERANCE = {
-    torch.float64: 1e-8,
-    torch.float32: 1e-4,
-    torch.bfloat16: 5e-2,
-    torch.float16: 1e-2,
-    torch.complex64: 1e-4,
-    torch.complex128: 1e-8,
-}
-_GRADIENT_SLACK = 10.0
-"""Gradients are summed in another order across stages; deep networks amplify the last bit."""
+_LIKELY_CAUSES = (
+    "Causes seen before: the forward uses the batch size as a plain number (float(len(x))), sets a "
+    "random seed (torch.manual_seed), assigns to a tensor's .data, or depends on Python state that "
+    "changes between calls. It should depend on its inputs, parameters and buffers only. If none "
+    "of these is the case, it may be a fault of the capture: please report it."
+)
 
 
 class OneRowError(CaptureError):
     """The stages are right for several rows and wrong for a single one."""
-
-
-@dataclass
-class _Outcome:
-    outputs: list[torch.Tensor]
-    gradients: dict[str, torch.Tensor | None]
-    buffers: dict[str, torch.Tensor]
 
 
 class SelfCheck:
@@ -58,8 +53,11 @@ class SelfCheck:
 
     def __init__(self, study: Study) -> None:
         self.study = study
-        self._expected: dict[tuple[int, Mode], _Outcome | None] = {}
+        self._expected: dict[tuple[int, Mode], Outcome | None] = {}
+        # Modules that run as they are keep whatever they remember.
+        self._asked_twice = any(isinstance(op.target, ModuleCall) for op in study.train.ops)
 
+    @as_in_training()
     def __call__(self, stages: Sequence[StageModule]) -> None:
         """Raise `CaptureError` if the stages do not compute what the model computes."""
         pipeline = LocalPipeline(stages)
@@ -68,17 +66,21 @@ class SelfCheck:
             for call in _calls(self.study):
                 for mode in modes:
                     self._compare(pipeline, call, mode)
+            if not self._asked_twice:
+                for mode in modes:
+                    self._ask_twice(_calls(self.study)[0], mode)
+                self._asked_twice = True
 
     def _compare(self, pipeline: LocalPipeline, call: Call, mode: Mode) -> None:
         expected = self._model_outcome(call, mode)
         if expected is None:
             return
         found = _run_stages(self.study, pipeline, call, mode)
-        difference = _difference(expected, found)
+        difference = difference_of(expected, found)
         if difference is None:
             return
         name = self.study.name
-        if _difference(expected, _run_model(self.study, call, mode)) is not None:
+        if difference_of(expected, _run_model(self.study, call, mode)) is not None:
             raise CaptureError(
                 f"{name} gives different results for equal inputs and equal torch seeds "
                 f"({difference}), so its stages cannot be verified. Make its randomness depend "
@@ -88,13 +90,23 @@ class SelfCheck:
             raise OneRowError(f"{name} does something else with a single row: {difference}")
         raise CaptureError(
             f"the cut stages of {name} do not compute what the model computes: "
-            f"{difference} (in {mode} mode, batch of {call.batch_size}). The model's forward "
-            "probably depends on Python state that changes between calls, or on the batch size as "
-            "a plain number (float(len(x))); make it depend on its inputs, parameters and "
-            "buffers only."
+            f"{difference} (in {mode} mode, batch of {call.batch_size}). {_LIKELY_CAUSES}"
         )
 
-    def _model_outcome(self, call: Call, mode: Mode) -> _Outcome | None:
+    def _ask_twice(self, call: Call, mode: Mode) -> None:
+        expected = self._model_outcome(call, mode)
+        assert expected is not None  # the example itself was compared before
+        again = Outcome(_second_answer(self.study, call, mode), {}, {})
+        difference = difference_of(Outcome(expected.outputs, {}, {}), again)
+        if difference is not None:
+            raise CaptureError(
+                f"{self.study.name} answers the same question differently the second time: "
+                f"{difference} (in {mode} mode). It remembers something outside its parameters and "
+                "buffers (a counter, a flag, a tensor in a plain attribute), which its stages "
+                "would not. Keep it in a buffer (register_buffer), or leave it out."
+            )
+
+    def _model_outcome(self, call: Call, mode: Mode) -> Outcome | None:
         """None if the model itself does not accept this batch size."""
         key = (call.batch_size, mode)
         if key not in self._expected:
@@ -103,8 +115,8 @@ class SelfCheck:
             except Exception as error:
                 if call.batch_size == _calls(self.study)[0].batch_size:
                     raise CaptureError(
-                        f"{self.study.name} itself fails in {mode} mode on the example inputs: "
-                        f"{error}"
+                        f"{self.study.name} itself fails in {mode} mode on the example inputs "
+                        f"({call.described()}): {error}"
                     ) from error
                 self._expected[key] = None
         return self._expected[key]
@@ -157,14 +169,14 @@ def _generators_restored() -> Iterator[None]:
         np.random.set_state(numpy_state)
 
 
-def _run_model(study: Study, call: Call, mode: Mode) -> _Outcome:
+def _run_model(study: Study, call: Call, mode: Mode) -> Outcome:
     model = study.model
     args, kwargs = call.rebuild([leaf.clone() for leaf in call.leaves])
     with values_restored(model), unchanged(model), switched_to(model, mode):
         _seed()
         if mode == "eval":
             with torch.no_grad():
-                return _Outcome(_leaves(model(*args, **kwargs)), {}, {})
+                return Outcome(_leaves(model(*args, **kwargs)), {}, {})
         output = model(*args, **kwargs)
         names = [name for name, held in study.held.items() if held.trainable]
         loss = probe_loss(output)
@@ -172,14 +184,27 @@ def _run_model(study: Study, call: Call, mode: Mode) -> _Outcome:
         if loss.requires_grad:
             parameters = [study.held[name].tensor for name in names]
             gradients = torch.autograd.grad(loss, parameters, allow_unused=True)
-        return _Outcome(
+        return Outcome(
             _leaves(output),
             dict(zip(names, gradients, strict=True)),
             {name: buffer.clone() for name, buffer in model.named_buffers()},
         )
 
 
-def _run_stages(study: Study, pipeline: LocalPipeline, call: Call, mode: Mode) -> _Outcome:
+def _second_answer(study: Study, call: Call, mode: Mode) -> list[torch.Tensor]:
+    """What the model returns when it has just been called, with the same weights and seed."""
+    model = study.model
+    answer: list[torch.Tensor] = []
+    with values_restored(model), unchanged(model), switched_to(model, mode):
+        for _ in range(2):
+            args, kwargs = call.rebuild([leaf.clone() for leaf in call.leaves])
+            with registered_restored(model), torch.set_grad_enabled(mode == "train"):
+                _seed()
+                answer = _leaves(model(*args, **kwargs))
+    return answer
+
+
+def _run_stages(study: Study, pipeline: LocalPipeline, call: Call, mode: Mode) -> Outcome:
     args, kwargs = call.rebuild([leaf.clone() for leaf in call.leaves])
     pipeline.train(mode == "train")
     with contextlib.ExitStack() as stack:
@@ -188,7 +213,7 @@ def _run_stages(study: Study, pipeline: LocalPipeline, call: Call, mode: Mode) -
         stack.enter_context(torch.random.fork_rng(devices=[]))
         _seed()
         if mode == "eval":
-            return _Outcome(_leaves(pipeline(*args, **kwargs)), {}, {})
+            return Outcome(_leaves(pipeline(*args, **kwargs)), {}, {})
         for stage in pipeline.stages:
             stage.zero_grad(set_to_none=True)
         _, output = pipeline.step((tuple(args), kwargs), probe_loss)
@@ -199,7 +224,7 @@ def _run_stages(study: Study, pipeline: LocalPipeline, call: Call, mode: Mode) -
             if spec.owner
         }
         buffers = [name for name, _ in study.model.named_buffers() if name in owned]
-        return _Outcome(
+        return Outcome(
             _leaves(output),
             {name: tensor.grad for name, tensor in owned.items() if tensor.requires_grad},
             {name: owned[name].clone() for name in buffers},
@@ -210,65 +235,3 @@ def _leaves(output: Any) -> list[torch.Tensor]:
     leaves: list[torch.Tensor] = []
     structure.flatten(output, leaves, "output")
     return [leaf.detach() for leaf in leaves]
-
-
-def _difference(expected: _Outcome, found: _Outcome) -> str | None:
-    """What differs most obviously, in words; None if nothing does."""
-    if len(expected.outputs) != len(found.outputs):
-        return f"{len(found.outputs)} output tensors instead of {len(expected.outputs)}"
-    for number, (one, other) in enumerate(zip(expected.outputs, found.outputs, strict=True)):
-        if one.shape != other.shape or one.dtype != other.dtype:
-            given, wanted = (f"{t.dtype}{list(t.shape)}" for t in (other, one))
-            return f"output {number} is {given}, not {wanted}"
-        if (error := _error(one, other)) is not None:
-            return f"output {number} differs by {error:.1e}"
-    return _named_difference(
-        "gradient", _GRADIENT_SLACK, expected.gradients, found.gradients
-    ) or _named_difference("buffer", 1.0, expected.buffers, found.buffers)
-
-
-def _named_difference(
-    what: str,
-    slack: float,
-    expected: Mapping[str, torch.Tensor | None],
-    found: Mapping[str, torch.Tensor | None],
-) -> str | None:
-    scale = max([_magnitude(tensor) for tensor in expected.values()], default=0.0)
-    for name, one in expected.items():
-        other = found.get(name)
-        if one is None and other is None:
-            continue
-        reference = one if one is not None else other
-        assert reference is not None
-        zero = torch.zeros_like(reference)  # no gradient and a gradient of zero are the same
-        error = _error(zero if one is None else one, zero if other is None else other, scale, slack)
-        if error is not None:
-            return f"the {what} of {name!r} differs by {error:.1e}"
-    return None
-
-
-def _magnitude(tensor: torch.Tensor | None) -> float:
-    if tensor is None or tensor.numel() == 0:
-        return 0.0
-    if not (tensor.is_floating_point() or tensor.is_complex()):
-        return 0.0
-    return float(_dense(tensor).abs().nan_to_num(0.0, 0.0, 0.0).max())
-
-
-def _dense(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.detach().to_dense() if tensor.is_sparse else tensor.detach()
-
-
-def _error(
-    expected: torch.Tensor, found: torch.Tensor, scale: float = 0.0, slack: float = 1.0
-) -> float | None:
-    """Largest relative difference if it is too large. Gradients that cancel to almost nothing are
-    measured against the scale of the other gradients."""
-    expected, found = _dense(expected), _dense(found)
-    if not (expected.is_floating_point() or expected.is_complex()):
-        return None if torch.equal(expected, found) else float("inf")
-    tolerance = slack * _TOLERANCE.get(expected.dtype, 1e-4)
-    size = max(_magnitude(expected), 1e-3 * scale, 1e-12)
-    if torch.allclose(expected, found, rtol=0, atol=tolerance * size, equal_nan=True):
-        return None
-    return float((expected - found).abs().nan_to_num(float("inf")).max()) / size

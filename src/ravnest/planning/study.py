@@ -6,9 +6,8 @@ cluster, however many there are and wherever each of them cuts.
 
 import logging
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Any
 
 import torch
@@ -19,7 +18,10 @@ from ravnest.planning.capture.borrowing import switched_to, values_restored
 from ravnest.planning.capture.call import Call, bind_call
 from ravnest.planning.capture.chain import chain_program
 from ravnest.planning.capture.exporting import capture
+from ravnest.planning.capture.memory import refuse_shared_memory
 from ravnest.planning.capture.program import HeldTensor, ModuleCall, Program
+from ravnest.planning.capture.sources import unfit_inputs
+from ravnest.planning.capture.surroundings import as_in_training
 from ravnest.planning.capture.tensors import held_tensors
 from ravnest.planning.costing.costs import CutCosts
 from ravnest.planning.costing.profile import OpCost, profile, profile_modules, refine
@@ -27,7 +29,7 @@ from ravnest.planning.costing.tables import build_tables
 from ravnest.planning.cutting.alignment import align
 from ravnest.planning.cutting.analysis import Facts, analyse
 from ravnest.planning.cutting.ownership import home_positions
-from ravnest.planning.cutting.staging import CutProgram, build_stages
+from ravnest.planning.cutting.staging import CutProgram, build_stages, common_rows
 from ravnest.planning.torchscript import as_module, is_script, mode_is_baked
 from ravnest.stage.graph import StageGraph
 
@@ -88,6 +90,7 @@ class Study:
         )
 
 
+@as_in_training()
 def study(
     model: nn.Module | torch.jit.ScriptModule,
     example_args: Sequence[Any] = (),
@@ -108,16 +111,14 @@ def study(
         model = as_module(model)
     _check_model(model)
     call = bind_call(model, example_args, example_kwargs or {})
+    _check_types(model, call)
     train, evaluation = _programs(model, call, warnings)
-    facts, eval_facts = analyse(train), analyse(evaluation, frozenset(train.written))
+    facts = analyse(train, frozenset(evaluation.written))
+    eval_facts = analyse(evaluation, frozenset(train.written))
     places = align(train, evaluation, facts, eval_facts)
     homes = home_positions(train, evaluation, places)
     costs = _costs(model, call, train, facts, pass_data=pass_data)
-    if not (train.dynamic and evaluation.dynamic):
-        warnings.append(
-            f"this model treats the batch size as a constant: every batch must have exactly "
-            f"{train.batch_size} rows (drop_last=True in the DataLoader)"
-        )
+    warnings.extend(_about_rows(train, evaluation))
     if train.changed_attributes:
         warnings.append(
             f"{name} changes {', '.join(train.changed_attributes[:5])} while it runs; its stages "
@@ -138,6 +139,19 @@ def study(
         costs=build_tables(train, facts, costs, [place is not None for place in places], homes),
         warnings=tuple(warnings),
     )
+
+
+def _about_rows(train: Program, evaluation: Program) -> Iterator[str]:
+    least, most = common_rows(train, evaluation)
+    fixed = least == most or not (train.dynamic and evaluation.dynamic)
+    if fixed:
+        yield (
+            f"this model treats the batch size as a constant: every batch must have exactly "
+            f"{train.batch_size} rows (drop_last=True in the DataLoader)"
+        )
+    elif most is not None or least > 1:
+        limits = f"at least {least}" if most is None else f"{least} to {most}"
+        yield f"this model treats other batch sizes otherwise: every batch must have {limits} rows"
 
 
 def _programs(model: nn.Module, call: Call, warnings: list[str]) -> tuple[Program, Program]:
@@ -174,22 +188,20 @@ def _costs(
         return costs
 
 
-def _refuse_shared_memory(model: nn.Module) -> None:
-    """Two tensors over the same memory are trained as one by the model, as two by its stages."""
-    extents = sorted(
-        (tensor.data_ptr(), tensor.data_ptr() + tensor.numel() * tensor.element_size(), name)
-        for name, tensor in (*model.named_parameters(), *model.named_buffers())
-        if tensor.numel() and not tensor.is_meta and tensor.layout is torch.strided
-    )
-    for (_, end, name), (start, _, other) in pairwise(extents):
-        if start < end:
-            raise CaptureError(
-                f"{name!r} and {other!r} share memory without being the same tensor. Tie them by "
-                "assigning the parameter itself (b.weight = a.weight, not .data), or copy one."
-            )
+def _check_types(model: nn.Module, call: Call) -> None:
+    """A capture does not mind double precision in front of a layer in single; running it does."""
+    known = {parameter.dtype for parameter in model.parameters()}
+    if any(leaf.is_floating_point() and leaf.dtype not in known for leaf in call.leaves):
+        few = call.resized(2) if call.batch_size > 2 else call
+        if (unfit := unfit_inputs(model, few)) is not None:
+            raise unfit
 
 
 def _check_model(model: object) -> None:
+    if isinstance(model, type):
+        raise CaptureError(
+            f"model is the class {model.__name__}; pass an instance of it: {model.__name__}(…)"
+        )
     if not isinstance(model, nn.Module):
         raise CaptureError(f"model is {type(model).__name__}; expected a torch.nn.Module instance")
     if not any(True for _ in model.parameters()):
@@ -206,9 +218,14 @@ def _check_model(model: object) -> None:
                 f"parameter {name!r} has no shape yet (a lazy module); "
                 "run the model once on the example inputs before planning"
             )
+        if parameter.is_inference():
+            raise CaptureError(
+                f"parameter {name!r} was made inside torch.inference_mode() and cannot be trained; "
+                "build the model outside"
+            )
         if parameter._backward_hooks or getattr(parameter, "_post_accumulate_grad_hooks", None):
             raise CaptureError(
                 f"parameter {name!r} has a hook on its gradient. Hooks are code and cannot travel "
                 "to the provider that will hold it; change gradients in the optimizer instead."
             )
-    _refuse_shared_memory(model)
+    refuse_shared_memory({**dict(model.named_parameters()), **dict(model.named_buffers())})

@@ -3,6 +3,7 @@
 The packages are read back and checked against the model before the new plan replaces the old one.
 """
 
+import logging
 import shutil
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 import msgspec
 
 from ravnest.plan import ClusterPlan, Plan
+from ravnest.planning.capture.surroundings import as_in_training
 from ravnest.planning.nodes import node_documents
 from ravnest.planning.planner import with_warning
 from ravnest.planning.selfcheck import OneRowError, SelfCheck
@@ -19,10 +21,13 @@ from ravnest.planning.weights import WeightSource
 from ravnest.rundir import ModelIndex, RunDir
 from ravnest.stage.package import load_package, write_package
 
+logger = logging.getLogger("ravnest.planning")
+
 _CHECKED_CUTS = 3
 """Clusters cut in different places; checking a few of them finds what is wrong with the capture."""
 
 
+@as_in_training()
 def write_plan(
     plan: Plan, study: Study, run: RunDir, *, weights: WeightSource | None, check: bool
 ) -> Path | None:
@@ -65,11 +70,13 @@ def _write(
     fresh.plan_file.write_bytes(_pretty(plan))
     self_check = SelfCheck(study)
     checked: set[tuple[int, ...]] = set()
+    logger.info("writing the stages …")
     for cluster in plan.clusters:
         packages = _write_cluster(plan, study, cluster, fresh, weights)
         cuts = tuple(stage.start for stage in cluster.stages)
         if check and cuts not in checked and len(checked) < _CHECKED_CUTS:
             checked.add(cuts)
+            logger.info("checking the stages of cluster %d against the model …", cluster.id)
             self_check([load_package(path).module(model=study.model) for path in packages])
     (fresh.root / "nodes").mkdir()
     for provider, document in node_documents(plan, run):

@@ -1,12 +1,13 @@
 """The user's model, borrowed for a trial and given back exactly as it was."""
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
 from torch import nn
 
+from ravnest.planning.capture.attributes import containers_restored, plain_tensors
 from ravnest.stage.graph import Mode
 
 
@@ -51,7 +52,7 @@ def unchanged(model: nn.Module) -> Iterator[None]:
         if isinstance(registry, dict)
     ]
     attributes = [(module, dict(vars(module))) for module in model.modules()]
-    with torch.random.fork_rng(devices=[]):
+    with torch.random.fork_rng(devices=[]), containers_restored(model):
         try:
             yield
         finally:
@@ -70,16 +71,34 @@ def _restore(module: nn.Module, before: dict[str, Any]) -> None:
 
 
 @contextlib.contextmanager
-def values_restored(model: nn.Module) -> Iterator[None]:
-    """Values of parameters and buffers put back afterwards: a trial run is not training.
+def registered_restored(model: nn.Module) -> Iterator[None]:
+    """Parameters and buffers put back afterwards, those replaced as well as those written to.
 
     Parameters too, because some models clamp or average them in their forward.
     """
-    saved = [
-        (tensor, tensor.detach().clone())
-        for tensor in (*model.parameters(), *model.buffers())
-        if not tensor.is_meta
+    registries: list[tuple[dict[str, Any], dict[str, Any]]] = [
+        (registry, dict(registry))
+        for module in model.modules()
+        for registry in (vars(module)["_parameters"], vars(module)["_buffers"])
     ]
+    with _written_back((*model.parameters(), *model.buffers())):
+        try:
+            yield
+        finally:
+            for registry, entries in registries:
+                registry.update(entries)
+
+
+@contextlib.contextmanager
+def values_restored(model: nn.Module) -> Iterator[None]:
+    """Values of all the model's tensors put back afterwards: a trial run is not training."""
+    with _written_back(plain_tensors(model)), registered_restored(model):
+        yield
+
+
+@contextlib.contextmanager
+def _written_back(tensors: Iterable[torch.Tensor]) -> Iterator[None]:
+    saved = [(tensor, tensor.detach().clone()) for tensor in tensors if not tensor.is_meta]
     try:
         yield
     finally:
@@ -87,25 +106,3 @@ def values_restored(model: nn.Module) -> Iterator[None]:
             for tensor, value in saved:
                 if not torch.equal(tensor, value):
                     tensor.copy_(value)
-
-
-def changed_attributes(model: nn.Module, before: dict[str, dict[str, Any]]) -> list[str]:
-    """Plain attributes that a run of the model has changed, as `module.attribute`."""
-    return [
-        f"{path}.{name}".lstrip(".")
-        for path, values in plain_attributes(model).items()
-        for name, value in values.items()
-        if before.get(path, {}).get(name) != value
-    ]
-
-
-def plain_attributes(model: nn.Module) -> dict[str, dict[str, Any]]:
-    """Numbers, strings and flags that the modules keep, by module path."""
-    return {
-        path: {
-            name: value
-            for name, value in vars(module).items()
-            if name != "training" and isinstance(value, bool | int | float | str)
-        }
-        for path, module in model.named_modules()
-    }

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -39,6 +40,11 @@ class Call:
     def is_batched(self, leaf: torch.Tensor) -> bool:
         return leaf.dim() > 0 and leaf.shape[0] == self.batch_size
 
+    def described(self) -> str:
+        """Types and shapes of the tensors, for messages."""
+        kinds = [f"{str(x.dtype).removeprefix('torch.')}{list(x.shape)}" for x in self.leaves]
+        return ", ".join(kinds)
+
     def resized(self, batch_size: int) -> "Call":
         """The same call with the rows of every batched input repeated or dropped."""
         leaves = []
@@ -60,12 +66,14 @@ def bind_call(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) 
             f"the example inputs do not fit {type(model).__name__}.forward{signature}: {error}. "
             "Pass example_args=(…,) and example_kwargs={…} as you would call the model."
         ) from error
+    _refuse_arrays({"example_args": args, "example_kwargs": kwargs})
     leaves: list[torch.Tensor] = []
     arguments = []
     for name, value, positional in _named_arguments(signature, bound.arguments, set(kwargs)):
         described = structure.flatten(value, leaves, f"example input {name!r}")
         arguments.append(Argument(name=name, structure=described, positional=positional))
     leaves = _separate(leaves)
+    _refuse_other_device(model, leaves)
     sized = [leaf for leaf in leaves if leaf.dim() > 0]
     if not sized:
         raise CaptureError(
@@ -75,12 +83,43 @@ def bind_call(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) 
     return Call(tuple(arguments), tuple(leaves), int(sized[0].shape[0]))
 
 
+def _refuse_arrays(given: Any) -> None:
+    if isinstance(given, np.ndarray):
+        raise CaptureError(
+            f"an example input is a NumPy array of shape {list(given.shape)}; "
+            "pass torch.from_numpy(x) instead"
+        )
+    if isinstance(given, Mapping):
+        given = list(given.values())
+    if isinstance(given, list | tuple):
+        for item in given:
+            _refuse_arrays(item)
+
+
+def _refuse_other_device(model: nn.Module, leaves: Sequence[torch.Tensor]) -> None:
+    """Shapes alone and data do not mix; torch says so only deep inside the first layer."""
+    on_meta = {parameter.is_meta for parameter in model.parameters()}
+    if on_meta == {True} and any(not leaf.is_meta for leaf in leaves):
+        raise CaptureError(
+            "the model is on the meta device, the example inputs are not; build the example inputs "
+            "under torch.device('meta') too"
+        )
+    if on_meta == {False} and any(leaf.is_meta for leaf in leaves):
+        raise CaptureError(
+            "the example inputs are on the meta device, the model is not; build both under "
+            "torch.device('meta'), or neither"
+        )
+
+
 def _separate(leaves: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """One tensor given for two inputs would be captured as one input, for ever the same."""
+    """One tensor given for two inputs would be captured as one input, for ever the same.
+
+    And one that was made in inference mode could take no part in training.
+    """
     seen: set[int] = set()
     separate = []
     for leaf in leaves:
-        separate.append(leaf.clone() if id(leaf) in seen else leaf)
+        separate.append(leaf.clone() if id(leaf) in seen or leaf.is_inference() else leaf)
         seen.add(id(leaf))
     return separate
 

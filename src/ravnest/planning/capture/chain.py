@@ -16,6 +16,7 @@ from torch import nn
 
 from ravnest.planning.capture.borrowing import switched_to, unchanged, values_restored
 from ravnest.planning.capture.call import Call
+from ravnest.planning.capture.hooks import has_global_hooks, has_hooks
 from ravnest.planning.capture.program import Held, HeldTensor, ModuleCall, Op, Program, Value
 from ravnest.planning.capture.tensors import held_tensors
 from ravnest.stage.module import named_tensors
@@ -48,8 +49,10 @@ def chain_program(model: nn.Module, call: Call) -> Program | None:
 
 def _chain_paths(model: nn.Module) -> list[str] | None:
     """Paths of the modules in the order they run."""
-    if type(model).forward is nn.Sequential.forward:
-        return [path for name, child in model.named_children() for path in _expand(name, child)]
+    if has_global_hooks() or not _is_called_plainly(model):
+        return None
+    if _is_sequence(model):
+        return [path for name, child in model._modules.items() for path in _expand(name, child)]
     try:
         graph = _ChildTracer().trace(model)
     except Exception:  # symbolic tracing fails in many ways; each means "not a plain chain"
@@ -75,12 +78,32 @@ class _ChildTracer(torch.fx.Tracer):
         return True
 
 
-def _expand(path: str, module: nn.Module) -> Iterator[str]:
-    if type(module).forward is nn.Sequential.forward and len(module):  # type: ignore[arg-type]
-        for name, child in module.named_children():
+def _expand(path: str, module: nn.Module | None) -> Iterator[str]:
+    if module is not None and _is_sequence(module) and _is_called_plainly(module):
+        for name, child in module._modules.items():  # named_children() leaves repetitions out
             yield from _expand(f"{path}.{name}", child)
     else:
         yield path
+
+
+def _is_sequence(module: nn.Module) -> bool:
+    """Does running its children one after the other do the same as its forward?"""
+    return (
+        isinstance(module, nn.Sequential)
+        and len(module) > 0
+        and type(module).forward is nn.Sequential.forward
+        and type(module).__iter__ is nn.Sequential.__iter__
+    )
+
+
+def _is_called_plainly(module: nn.Module) -> bool:
+    """Does calling it run its forward and nothing else?"""
+    kind = type(module)
+    return (
+        kind.__call__ is nn.Module.__call__
+        and not {"forward", "_call_impl"} & vars(module).keys()
+        and not has_hooks(module)
+    )
 
 
 @dataclass

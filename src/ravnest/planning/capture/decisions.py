@@ -10,8 +10,9 @@ everywhere and can be answered all the same:
   applied either way, so the answer "not known to be" is always right.
 
 `torch.inference_mode` is recorded as what it is to a training step, a stretch without gradients.
-And what a graph would lose without a word is refused: hooks on tensors, parameters frozen or thawed
-on the way, a backward pass inside the forward.
+And what a graph would lose without a word is refused: hooks on tensors and on nodes of autograd's
+graph, parameters frozen or thawed on the way, a backward pass inside the forward, new `.data`, a
+new random seed.
 """
 
 import contextlib
@@ -22,6 +23,7 @@ from unittest import mock
 import torch
 import torch.autograd
 import torch.nn.modules.transformer as torch_transformer
+from torch.autograd.graph import saved_tensors_hooks
 from torch.overrides import TorchFunctionMode
 
 from ravnest.errors import CaptureError
@@ -36,7 +38,10 @@ _NOT_BELOW = {
     torch.Tensor.greater_equal,
 }
 
+_ENTER_SAVED = saved_tensors_hooks.__enter__
 _HOOKS = {torch.Tensor.register_hook, torch.Tensor.register_post_accumulate_grad_hook}
+_GRAD_FN = torch.Tensor.grad_fn.__get__  # type: ignore[union-attr]
+_SET_DATA = torch.Tensor.data.__set__  # type: ignore[attr-defined]
 _FREEZES = {torch.Tensor.requires_grad_, torch.Tensor.requires_grad.__set__}  # type: ignore[attr-defined]
 
 
@@ -47,6 +52,45 @@ def _refuse_freezing(parameter: torch.Tensor, requires_grad: bool = True) -> Non
             "trained must not change while it runs: set it before planning, or use "
             "tensor.detach() in the forward where no gradient should flow."
         )
+
+
+def _refuse_hook(what: str) -> Any:
+    raise CaptureError(
+        f"the model registers a hook on {what} {user_frame()}. A captured graph would "
+        "lose it and train on other gradients. Express it as a custom operator with its "
+        "own backward (torch.library.custom_op and register_autograd)."
+    )
+
+
+class _WatchedNode:
+    """A node of autograd's graph, as the model sees it: everything but hooks."""
+
+    def __init__(self, node: Any) -> None:
+        self._node = node
+
+    def __getattr__(self, name: str) -> Any:
+        if name in ("register_hook", "register_prehook"):
+            _refuse_hook(f"a gradient (grad_fn.{name})")
+        value = getattr(self._node, name)
+        if name == "next_functions":
+            return tuple((node and _WatchedNode(node), index) for node, index in value)
+        return value
+
+
+def _enter_saved_tensors_hooks(hooks: Any) -> None:
+    # torch's own kinds (checkpointing, save_on_cpu) hand back the value that they were given.
+    kind = type(hooks)
+    if kind is saved_tensors_hooks or not kind.__module__.startswith("torch."):
+        _refuse_hook("tensors saved for the backward pass (saved_tensors_hooks)")
+    _ENTER_SAVED(hooks)
+
+
+def _refuse_seed(*args: Any, **kwargs: Any) -> Any:
+    raise CaptureError(
+        f"the model sets torch's random seed in its forward {user_frame()}. A captured graph would "
+        "not, and draw other numbers. Draw what shall be the same each time once, and keep it in a "
+        "buffer."
+    )
 
 
 def _refuse_backward(*args: Any, **kwargs: Any) -> Any:
@@ -72,10 +116,15 @@ class DecidedDraws(TorchFunctionMode):
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
         if func in _HOOKS:
+            _refuse_hook("a tensor")
+        if func == _GRAD_FN:
+            node = func(*args, **(kwargs or {}))
+            return node if node is None else _WatchedNode(node)
+        if func == _SET_DATA:
             raise CaptureError(
-                f"the model registers a hook on a tensor {user_frame()}. A captured graph would "
-                "lose it and train on other gradients. Express it as a custom operator with its "
-                "own backward (torch.library.custom_op and register_autograd)."
+                f"the model assigns to a tensor's .data {user_frame()}, behind autograd's back: a "
+                "captured graph would not see it. Compute a new tensor and use that; to change a "
+                "parameter or buffer, write into it (with torch.no_grad(): tensor.copy_(new))."
             )
         if func in _FREEZES and isinstance(args[0], torch.nn.Parameter):
             _refuse_freezing(*args, **(kwargs or {}))
@@ -115,6 +164,9 @@ def decided() -> Iterator[None]:
         mock.patch.object(torch_transformer, "_detect_is_causal_mask", _as_told),
         # Every way to a backward pass goes through here, names bound earlier included.
         mock.patch.object(torch.autograd, "_engine_run_backward", _refuse_backward),
+        mock.patch.object(torch, "manual_seed", _refuse_seed),
+        mock.patch.object(torch.random, "manual_seed", _refuse_seed),
+        mock.patch.object(saved_tensors_hooks, "__enter__", _enter_saved_tensors_hooks),
         mock.patch.object(torch.inference_mode, "__enter__", _enter_without_gradients),
         mock.patch.object(torch.inference_mode, "__exit__", _leave_without_gradients),
         DecidedDraws(),

@@ -25,17 +25,16 @@ from torch import nn
 from torch.export import Dim, ExportedProgram
 
 from ravnest.errors import CaptureError
-from ravnest.planning.capture.borrowing import (
-    changed_attributes,
-    plain_attributes,
-    switched_to,
-    unchanged,
-)
+from ravnest.planning.capture.attributes import Changes, attribute_leaves, changes
+from ravnest.planning.capture.borrowing import switched_to, unchanged
 from ravnest.planning.capture.call import Call
 from ravnest.planning.capture.decisions import decided
+from ravnest.planning.capture.hooks import refuse_backward_hooks
 from ravnest.planning.capture.lowering import lower
 from ravnest.planning.capture.program import Program, is_open
+from ravnest.planning.capture.rows import row_limits
 from ravnest.planning.capture.sources import describe_failure, user_frame
+from ravnest.planning.capture.state import refuse_lost_state, refuse_replaced_parameters
 from ravnest.planning.capture.tensors import held_tensors
 from ravnest.stage import structure
 from ravnest.stage.graph import Mode
@@ -46,14 +45,13 @@ _TRUSTED_FUNCTIONS = (
     "torch._higher",
 )
 _MIN_BATCH = 2
-_UNLIMITED = 2**40
 
 
 class _Seen:
     """What a traced call returned; a plain object, because export undoes attribute assignments."""
 
     result: structure.Structure
-    changed: list[str]
+    changes: Changes
 
 
 class _FlatModel(nn.Module):
@@ -73,10 +71,12 @@ class _FlatModel(nn.Module):
             for name, buffer in module._buffers.items()
             if buffer is not None
         ]
-        before = plain_attributes(self.model)
+        parameters = dict(self.model.named_parameters(remove_duplicate=False))
+        before = attribute_leaves(self.model)
         with decided():
             output = self.model(*args, **kwargs)
-        self.seen.changed = changed_attributes(self.model, before)
+        self.seen.changes = changes(before, attribute_leaves(self.model))
+        refuse_replaced_parameters(self.model, parameters)
         for module, name, buffer in buffers:
             assigned = module._buffers.get(name)
             if assigned is not None and assigned is not buffer:
@@ -91,41 +91,22 @@ def capture(model: nn.Module, call: Call, mode: Mode) -> Program:
     """One mode of the model as a program. The model is left exactly as it was."""
     call = call if call.batch_size >= _MIN_BATCH else call.resized(_MIN_BATCH)
     flat = _FlatModel(model, call)
+    refuse_backward_hooks(model)
     with unchanged(model), switched_to(model, mode):
         exported, dynamic = _export(flat, model, call, mode)
+    held = held_tensors(model, exported.constants)
     program = lower(
         exported,
         arguments=call.arguments,
         result=flat.seen.result,
-        held=held_tensors(model, exported.constants),
+        held=held,
         dynamic=dynamic,
         batch_size=call.batch_size,
     )
-    program.rows = _row_limits(exported, program, call)
-    program.changed_attributes = flat.seen.changed
+    refuse_lost_state(program, held, flat.seen.changes)
+    program.rows = row_limits(exported, program, call)
+    program.changed_attributes = flat.seen.changes.numbers
     return program
-
-
-def _row_limits(exported: ExportedProgram, program: Program, call: Call) -> tuple[int, int | None]:
-    """What the capture assumed about the batch size: `if len(x) > 8` holds for 9 rows and more.
-
-    It always assumes more than one row, which nearly every model does not care about. The
-    self-check tries a single row, and where it cannot, two are asked for (`Study.needs_two_rows`).
-    """
-    least, most = 1, None
-    for leaf, given in zip(program.inputs, call.leaves, strict=True):
-        if not call.is_batched(given) or not is_open(leaf.shape[0]):
-            continue
-        rows: Any = leaf.shape[0]
-        limits = exported.range_constraints.get(rows.node.expr)
-        if limits is None:
-            continue
-        lower, upper = limits.lower, limits.upper
-        if lower.is_finite and lower > _MIN_BATCH:
-            least = max(least, int(lower))
-        if upper.is_finite and upper < _UNLIMITED:
-            most = int(upper) if most is None else min(most, int(upper))
-    return least, most
 
 
 def _export(

@@ -15,9 +15,10 @@ from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind, OutputKind
 
 from ravnest.errors import CaptureError
-from ravnest.planning.capture.program import Held, HeldTensor, ModuleCall, Op, Program, Value
-from ravnest.planning.capture.sources import place_of
+from ravnest.planning.capture.program import Held, HeldTensor, Op, Program, Value
+from ravnest.planning.capture.sources import TRANSFORMS_REMEDY, place_of
 from ravnest.planning.capture.unrolling import unroll_recurrent
+from ravnest.planning.capture.writes import is_mutating, written_at
 from ravnest.stage import structure
 from ravnest.stage.graph import Argument, Context
 from ravnest.stage.operators import dtype_name, is_allowed, operator_name
@@ -32,8 +33,8 @@ _DROPPED = {
     "profiler::_record_function_enter_new",
     "profiler::_record_function_exit",
 }
-_WRITES_STATISTICS = {"aten::batch_norm": 5, "aten::instance_norm": 5}
-"""Which argument says that running statistics are updated; their schemas do not admit it."""
+_OF_TRANSFORMS = ("vmap", "batch_dim", "dual", "jvp", "_nesting", "lazy_load_decompositions")
+"""Parts of the names of what torch calls when a function is transformed."""
 _PREFIX = "model."
 
 
@@ -62,7 +63,7 @@ def lower(
         held=_canonical(held),
         dynamic=dynamic,
         batch_size=batch_size,
-        written={name for op in ops for name in written_names(op)},
+        written={name for _, names in written_at(ops) for name in names},
     )
     _refuse_unknown_operators(program)
     return program
@@ -235,31 +236,6 @@ def _is_dropped(target: Any) -> bool:
     return isinstance(target, OpOverload) and target._schema.name in _DROPPED
 
 
-def written_names(op: Op) -> set[str]:
-    """Held tensors that this operator writes to."""
-    if isinstance(op.target, ModuleCall):
-        return set(op.target.buffers)
-    if not isinstance(op.target, OpOverload):
-        return set()
-    schema = op.target._schema
-    flag = _WRITES_STATISTICS.get(schema.name)
-    statistics = flag is not None and op.args[flag] is not False
-    names = set()
-    for position, described in enumerate(schema.arguments):
-        given = op.args[position] if position < len(op.args) else op.kwargs.get(described.name)
-        writes = described.alias_info is not None and described.alias_info.is_write
-        if isinstance(given, Held) and (writes or (statistics and "running" in described.name)):
-            names.add(given.name)
-    return names
-
-
-def is_mutating(op: Op) -> bool:
-    """Does the operator write to any of its arguments?"""
-    if isinstance(op.target, ModuleCall):
-        return op.target.writes_input
-    return isinstance(op.target, OpOverload) and bool(op.target._schema.is_mutable)
-
-
 def _drop_unused(ops: list[Op], results: list[int]) -> list[Op]:
     """Without operators whose result nobody reads, except those that write to something.
 
@@ -338,6 +314,11 @@ def _is_buffer_copy(op: Op) -> bool:
 def _refuse_unknown_operators(program: Program) -> None:
     for op in program.ops:
         name = operator_name(op.target)
+        if not is_allowed(name) and any(word in name for word in _OF_TRANSFORMS):
+            raise CaptureError(
+                f"the model uses a transform of torch.func ({op.source or 'unknown line'}). "
+                f"{TRANSFORMS_REMEDY}."
+            )
         if not is_allowed(name):
             where = f"module {op.path!r}" if op.path else "the model"
             raise CaptureError(

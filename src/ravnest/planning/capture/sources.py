@@ -6,6 +6,7 @@ module, which line of their own code, and what to change.
 
 import re
 import sys
+import sysconfig
 import traceback
 
 from torch import nn
@@ -15,6 +16,12 @@ from ravnest.planning.capture.borrowing import unchanged, values_restored
 from ravnest.planning.capture.call import Call
 
 _LIBRARY = re.compile(r"[/\\](torch|ravnest)[/\\](?!.*[/\\]tests?[/\\])")
+_STANDARD = sysconfig.get_path("stdlib")
+_INSTALLED = re.compile(r"[/\\](site|dist)-packages[/\\]")
+_GENERATED = ("<eval_with_key>", "<string>", "<frozen ")
+_TRANSFORMS = re.compile(
+    r"torch[/\\](_functorch[/\\](vmap|apis|eager_transforms)|autograd[/\\]forward_ad)\.py$"
+)
 _FRAME = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+), in (?P<function>\S+)')
 
 _REMEDIES = (
@@ -28,13 +35,37 @@ _REMEDIES = (
         r"ScriptModule|jit",
         "give the result of torch.jit.load itself, not a module that contains it",
     ),
+    (
+        r"fake tensor in the exported program constant",
+        "do not write to a tensor's .data and do not keep a tensor in a plain attribute; compute "
+        "a new tensor instead, and keep state with register_buffer",
+    ),
+    (r"__deepcopy__|data pointer", "do not copy modules or parameters in the forward"),
 )
+_CAUSES = (
+    (
+        r"fake tensor in the exported program constant",
+        "its forward writes to a tensor's .data, or keeps a tensor outside its buffers",
+    ),
+    (r"Cannot access data pointer", "its forward needs the memory of a tensor (deepcopy, numpy)"),
+)
+TRANSFORMS_REMEDY = (
+    "torch.vmap, torch.func.grad, jvp, jacrev and forward-mode differentiation are not supported "
+    "in a forward that is to be cut: write out the batch dimension (broadcasting, torch.einsum) "
+    "and the derivative as ordinary tensor operations"
+)
+
+
+def _is_users(filename: str) -> bool:
+    if filename.startswith(_GENERATED) or _LIBRARY.search(filename):
+        return False
+    return not filename.startswith(_STANDARD) or bool(_INSTALLED.search(filename))
 
 
 def user_frame() -> str:
     """'in f (file.py:12)' for the innermost frame of the running stack that is not torch's."""
     for frame in reversed(traceback.extract_stack(sys._getframe(1))):
-        if not _LIBRARY.search(frame.filename):
+        if _is_users(frame.filename):
             return f"in {frame.name} ({frame.filename}:{frame.lineno})"
     return "at an unknown place"
 
@@ -43,38 +74,50 @@ def place_of(stack_trace: str | None) -> str:
     """'file.py:12 in forward' from a recorded stack trace: the user's innermost line."""
     found = ""
     for match in _FRAME.finditer(stack_trace or ""):
-        if not _LIBRARY.search(match["file"]):
+        if _is_users(match["file"]):
             found = f"{match['file']}:{match['line']} in {match['function']}"
     return found
 
 
 def describe_failure(model: nn.Module, call: Call, failure: Exception) -> CaptureError:
     """Tell an unsuitable example input from an unsuitable model, and say what to do."""
-    shapes = ", ".join(str(list(leaf.shape)) for leaf in call.leaves)
     name = type(model).__name__
-    eager = _eager_failure(model, call)
-    if eager is not None:
-        return CaptureError(
-            f"{name} itself fails on the example inputs (tensor shapes {shapes}): "
-            f"{_first_line(eager)}{_place(eager)}. Pass inputs the model accepts."
-        )
+    unfit = unfit_inputs(model, call)
+    if unfit is not None:
+        return unfit
     text = f"{type(failure).__name__}: {failure}"
     remedy = next((hint for pattern, hint in _REMEDIES if re.search(pattern, text)), None)
-    advice = (
-        f"Remedy: {remedy}."
-        if remedy
-        else "Remedy: rewrite this place with ordinary tensor operations."
-    )
+    if _is_in_transform(failure):
+        remedy = TRANSFORMS_REMEDY
+    advice = remedy or "rewrite this place with ordinary tensor operations"
+    cause = next((words for pattern, words in _CAUSES if re.search(pattern, text)), None)
     where = _failing_module(model, failure)
     return CaptureError(
-        f"{name} cannot be cut: {_first_line(failure)}{where}{_place(failure)}. {advice}"
+        f"{name} cannot be cut: {cause or _first_line(failure)}{where}{_place(failure)}. "
+        f"Remedy: {advice}."
     )
+
+
+def unfit_inputs(model: nn.Module, call: Call) -> CaptureError | None:
+    """The error to raise if the model itself does not take these inputs."""
+    eager = _eager_failure(model, call)
+    if eager is None:
+        return None
+    return CaptureError(
+        f"{type(model).__name__} itself fails on the example inputs ({call.described()}): "
+        f"{_first_line(eager)}{_place(eager)}. Pass inputs the model accepts."
+    )
+
+
+def _is_in_transform(failure: Exception) -> bool:
+    frames = traceback.extract_tb(failure.__traceback__)
+    return any(_TRANSFORMS.search(frame.filename) for frame in frames)
 
 
 def _eager_failure(model: nn.Module, call: Call) -> Exception | None:
     if any(tensor.is_meta for tensor in (*model.parameters(), *call.leaves)):
         return None
-    args, kwargs = call.rebuild(call.leaves)
+    args, kwargs = call.rebuild([leaf.clone() for leaf in call.leaves])
     try:
         with values_restored(model), unchanged(model):
             model(*args, **kwargs)
@@ -100,9 +143,7 @@ def _first_line(error: Exception) -> str:
 
 def _place(error: Exception) -> str:
     frames = [
-        frame
-        for frame in traceback.extract_tb(error.__traceback__)
-        if not _LIBRARY.search(frame.filename)
+        frame for frame in traceback.extract_tb(error.__traceback__) if _is_users(frame.filename)
     ]
     if frames:
         last = frames[-1]

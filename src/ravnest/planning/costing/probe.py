@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from ravnest.planning.capture.lowering import is_mutating, written_names
 from ravnest.planning.capture.program import Held, ModuleCall, Op, Program, Value, map_references
+from ravnest.planning.capture.writes import is_mutating, written_names
 from ravnest.planning.cutting.analysis import tensors_in
 from ravnest.stage.context import in_context
 

@@ -18,7 +18,7 @@ def align(train: Program, evaluation: Program, facts: Facts, eval_facts: Facts) 
     """For every train position 0 … n: the eval position of the same cut, or None."""
     count = len(train.ops)
     earliest, latest = _bounds(train, evaluation)
-    spans = _changing_spans(train)
+    spans = _changing_spans(train, evaluation)
     eval_spans = _spans(evaluation)
     places: list[int | None] = [None] * (count + 1)
     places[0], places[count] = 0, len(evaluation.ops)
@@ -64,12 +64,13 @@ def _spans(program: Program) -> dict[str, Span]:
     return {name: (uses[0], uses[-1]) for name, uses in found.items()}
 
 
-def _changing_spans(train: Program) -> dict[str, Span]:
-    """Spans of the tensors that training changes: trained parameters and written buffers."""
+def _changing_spans(train: Program, evaluation: Program) -> dict[str, Span]:
+    """Spans of the tensors that a run changes: trained parameters and written buffers."""
+    written = train.written | evaluation.written
     return {
         name: span
         for name, span in _spans(train).items()
-        if train.held[name].trainable or name in train.written
+        if train.held[name].trainable or name in written
     }
 
 

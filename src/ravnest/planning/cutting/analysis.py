@@ -16,8 +16,8 @@ from typing import Any
 import torch
 from torch._ops import OpOverload
 
-from ravnest.planning.capture.lowering import is_mutating, written_names
 from ravnest.planning.capture.program import Held, ModuleCall, Op, Program, Value
+from ravnest.planning.capture.writes import is_mutating, written_names
 
 _MAY_RETURN_ITS_INPUT = {
     "aten::dropout", "aten::feature_dropout", "aten::alpha_dropout", "aten::feature_alpha_dropout",
@@ -80,8 +80,8 @@ class Facts:
 def analyse(program: Program, changing: frozenset[str] = frozenset()) -> Facts:
     """Everything later steps ask about a program, in one pass over it.
 
-    `changing` names tensors that the *other* mode writes to: evaluation must read what training
-    wrote, so nothing made from them may be computed on a stage that only has a copy.
+    `changing` names tensors that the *other* mode writes to: each mode must read what the other
+    wrote, so they are used on one stage only, and nothing made from them is computed on another.
     """
     position = dict.fromkeys(range(len(program.inputs)), -1)
     size = {number: example_bytes(leaf) for number, leaf in enumerate(program.inputs)}
@@ -100,7 +100,7 @@ def analyse(program: Program, changing: frozenset[str] = frozenset()) -> Facts:
         differentiable=_differentiable(program, aliases),
         recomputed=recomputed,
         last_need=_last_needs(program, users, recomputed),
-        legal=_legal_cuts(program, position, aliases),
+        legal=_legal_cuts(program, position, aliases, changing),
         storage=_storages(program, _Aliases(program, certain=True)),
     )
 
@@ -176,7 +176,9 @@ def _shared_arguments(op: Op, *, certain: bool) -> list[tuple[Any, bool]]:
     return found
 
 
-def _legal_cuts(program: Program, position: dict[int, int], aliases: _Aliases) -> list[bool]:
+def _legal_cuts(
+    program: Program, position: dict[int, int], aliases: _Aliases, changing: frozenset[str]
+) -> list[bool]:
     count = len(program.ops)
     blocked = [0] * (count + 2)
 
@@ -200,6 +202,8 @@ def _legal_cuts(program: Program, position: dict[int, int], aliases: _Aliases) -
     for group, writes in aliases.writes.items():
         outside = group in held_groups or group in input_groups
         keep_together(min(uses[group]), max(uses[group]) if outside else max(writes))
+    for group in {aliases.group(("held", name)) for name in changing} & uses.keys():
+        keep_together(min(uses[group]), max(uses[group]))
     for members in regions.values():
         keep_together(min(members), max(members))
     legal, depth = [], 0

@@ -94,7 +94,7 @@ def build_stages(
     traffic = (_Traffic(train), _Traffic(evaluation))
     holders = _holders(train, evaluation, traffic, homes)
     open_batch = train.program.dynamic and evaluation.program.dynamic
-    least, most = _rows(train.program, evaluation.program)
+    least, most = common_rows(train.program, evaluation.program)
     static_batch = None if open_batch else train.program.batch_size
     held = evaluation.program.held | train.program.held
     stages = []
@@ -125,7 +125,8 @@ def build_stages(
     return stages
 
 
-def _rows(*programs: Program) -> tuple[int, int | None]:
+def common_rows(*programs: Program) -> tuple[int, int | None]:
+    """Fewest and most rows that every one of the programs can take."""
     limits = [program.rows[1] for program in programs if program.rows[1] is not None]
     return max(program.rows[0] for program in programs), min(limits, default=None)
 
