@@ -12,6 +12,7 @@ usage: python3 dev.py COMMAND [ARGS...]
 
 Everything is installed into .venv beside this file, once; later runs start at once. PyTorch is
 whatever wheel pip chooses for this machine, so on Linux with a GPU the same command gets CUDA.
+A PyTorch that is in .venv already stays, if its version is one that Ravnest works with.
 
 Exit codes: 0 done, 1 or the failing tool's own code, 2 wrong usage, 130 interrupted.
 """
@@ -24,9 +25,11 @@ import contextlib
 import hashlib
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 OLDEST = (3, 11)
@@ -42,6 +45,7 @@ EXTRAS = {
     "bench": {"demo", "test"},
     "lint": {"lint"},
 }
+COMMANDS = (*EXTRAS, "clean")
 
 
 class DevError(Exception):
@@ -100,17 +104,59 @@ def digest_of(files: tuple[Path, ...], extras: set[str], python_version: str) ->
     return total.hexdigest()
 
 
-def pip_command(python: Path, extras: set[str], quiet: bool) -> list[str]:
+def pip_command(python: Path, extras: set[str], constraints: Path, quiet: bool) -> list[str]:
     pip = [str(python), "-m", "pip", "install", "--disable-pip-version-check"]
     target = f".[{','.join(sorted(extras))}]"
-    return [*pip, *(["-q"] if quiet else []), "-c", "constraints.txt", "-e", target]
+    return [*pip, *(["-q"] if quiet else []), "-c", str(constraints), "-e", target]
+
+
+def torch_of(python: Path) -> str:
+    """The version of the torch in an environment, or ""."""
+    probe = "from importlib.metadata import version; print(version('torch'))"
+    return output_of([str(python), "-c", probe])
+
+
+def is_supported(torch: str, requirements: str) -> bool:
+    """Is this version inside the range that pyproject.toml gives for torch?"""
+    found = re.search(r'"torch>=(\d+)\.(\d+),<(\d+)\.(\d+)"', requirements)
+    version = re.match(r"(\d+)\.(\d+)", torch)
+    if not found or not version:
+        return False
+    least, most = tuple(map(int, found.groups()[:2])), tuple(map(int, found.groups()[2:]))
+    return least <= tuple(map(int, version.groups())) < most
+
+
+def constraints_for(torch: str) -> str:
+    """The constraints, with the torch that is there in place of the one the tests run on.
+
+    Its version is spelled out, or pip would replace it to get the newest torchvision; which of
+    those fits is then for pip to find out.
+    """
+    requirements, constraints = (path.read_text(encoding="utf-8") for path in INPUTS)
+    pinned = re.search(r"^torch==(\S+)", constraints, re.MULTILINE)
+    if not is_supported(torch, requirements) or (pinned and torch.split("+")[0] == pinned[1]):
+        return constraints
+    say(f"keeping the torch {torch} that is in .venv")
+    others = re.sub(r"^torch(vision)?==.*\n?", "", constraints, flags=re.MULTILINE)
+    return f"{others}torch=={torch}\n"
+
+
+def pip_install(python: Path, extras: set[str]) -> int:
+    with tempfile.TemporaryDirectory() as folder:
+        constraints = Path(folder) / "constraints.txt"
+        constraints.write_text(constraints_for(torch_of(python)), encoding="utf-8")
+        return run(pip_command(python, extras, constraints, quiet=not sys.stdout.isatty()))
 
 
 def version_of(python: Path) -> str:
     """The version of an environment's Python, or "" if it does not start or has no pip."""
     probe = "import pip, sys; print('%d.%d.%d' % sys.version_info[:3])"
+    return output_of([str(python), "-c", probe])
+
+
+def output_of(command: list[str]) -> str:
+    """What a command prints, or "" if it fails."""
     with contextlib.suppress(OSError, subprocess.CalledProcessError):
-        command = [str(python), "-c", probe]
         return subprocess.check_output(command, stderr=subprocess.DEVNULL).decode().strip()
     return ""
 
@@ -162,7 +208,7 @@ def install(extras: set[str]) -> None:
     extras = extras | marker.extras if current else extras
     say(f"installing ravnest[{','.join(sorted(extras))}]; the first time takes some minutes")
     marker.write("installing")
-    code = run(pip_command(python, extras, quiet=not sys.stdout.isatty()))
+    code = pip_install(python, extras)
     if code != 0:
         # pip itself gave up and tidied up, so the next run may simply try again.
         marker.write("failed")
@@ -216,21 +262,21 @@ def bench_steps(names: list[str], folder: Path, python: Path) -> dict[str, list[
     return {name: [str(python), str(folder / name / "bench.py")] for name in names or known}
 
 
-def run_steps(steps: dict[str, list[str]]) -> int:
+def run_steps(steps: dict[str, list[str]], folder: Path) -> int:
     """Run all of them even if one fails; the exit code is that of the first one that failed."""
     codes = {}
     for name, command in steps.items():
         say(name)
-        codes[name] = run(command)
+        codes[name] = run(command, folder)
     failed = [name for name, code in codes.items() if code != 0]
     if len(steps) > 1:
         say(f"FAILED: {', '.join(failed)}" if failed else f"passed: {', '.join(steps)}")
     return codes[failed[0]] if failed else 0
 
 
-def run(command: list[str]) -> int:
-    """Run a command in the repository and return its exit code, as a shell counts it."""
-    process = subprocess.Popen(command, cwd=str(ROOT))
+def run(command: list[str], folder: Path | None = None) -> int:
+    """Run a command, in the repository if nothing else is said; returns a shell's exit code."""
+    process = subprocess.Popen(command, cwd=str(folder or ROOT))
     try:
         code = process.wait()
     except KeyboardInterrupt:
@@ -257,7 +303,19 @@ def dispatch(command: str, args: list[str]) -> int:
     if command == "test":
         # The tests run in parallel already; threads on top would only fight for the cores.
         os.environ["OMP_NUM_THREADS"] = "1"
-    return run_steps(steps)
+    # The demo's --workdir is meant as the user's own shell would read it.
+    return run_steps(steps, Path.cwd() if command == "demo" else ROOT)
+
+
+def wrong_usage(command: str, args: list[str]) -> str:
+    """What is wrong with a command line, "" if nothing is."""
+    if not command:
+        return "which command?"
+    if command not in COMMANDS:
+        return f"unknown command {command}"
+    if args and command in ("lint", "clean"):
+        return f"{command} takes no arguments"
+    return ""
 
 
 def main(argv: list[str]) -> int:
@@ -266,11 +324,12 @@ def main(argv: list[str]) -> int:
         print(f"Ravnest needs Python {wanted} or newer; this is {sys.version.split()[0]}.")
         return 1
     command, args = (argv[0], argv[1:]) if argv else ("", [])
-    if command in ("-h", "--help") or args[:1] in (["-h"], ["--help"]):
+    asks_for_help = command != "demo" and args[:1] in (["-h"], ["--help"])  # it has its own
+    if command in ("-h", "--help") or (command in COMMANDS and asks_for_help):
         print(__doc__)
         return 0
-    if command not in (*EXTRAS, "clean") or (args and command in ("lint", "clean")):
-        print(__doc__, file=sys.stderr)
+    if problem := wrong_usage(command, args):
+        print(f"dev: {problem}\n{__doc__}", file=sys.stderr)
         return 2
     try:
         return dispatch(command, args)

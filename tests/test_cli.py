@@ -4,6 +4,7 @@ In the first half the library's functions are replaced by recorders, so nothing 
 the second half runs the commands for real.
 """
 
+import logging
 import re
 import shutil
 import subprocess
@@ -114,6 +115,28 @@ def test_a_bug_is_not_dressed_up_as_a_users_mistake(library):
         main(["fuse"])
 
 
+@pytest.mark.parametrize(
+    ("error", "text"),
+    [
+        (PermissionError(13, "Permission denied", "/etc/run"), "/etc/run: Permission denied"),
+        (OSError(28, "No space left on device"), "[Errno 28] No space left on device"),
+    ],
+)
+def test_what_the_file_system_refuses_is_an_error_in_one_line(library, capsys, error, text):
+    library("ravnest.planning.fusion", fuse_cluster=error)
+    assert main(["fuse"]) == 1
+    assert capsys.readouterr().err == f"error: {text}\n"
+    with pytest.raises(OSError, match=re.escape(error.strerror)):
+        main(["--debug", "fuse"])
+
+
+def test_a_folder_that_cannot_be_made_is_named(tmp_path, capsys):
+    (tmp_path / "file").touch()
+    assert main(["demo", "--workdir", str(tmp_path / "file" / "run")]) == 1
+    shown = capsys.readouterr().err
+    assert re.fullmatch(rf"error: {re.escape(str(tmp_path / 'file'))}\S*: Not a directory\n", shown)
+
+
 def test_interruption_exits_with_130(library, capsys):
     library("ravnest.demo", run_demo=KeyboardInterrupt())
     assert main(["demo"]) == 130
@@ -128,12 +151,13 @@ def test_the_demo_chooses_its_exit_code(library, tmp_path):
 
 
 def test_fuse_passes_its_options_on(library, tmp_path, capsys):
-    """The folder of a run holds node_data and gets the result, as with `model_fusion()` in it."""
+    """They are those of `model_fusion`, with the same defaults."""
     calls = library("ravnest.planning.fusion", fuse_cluster=Path("trained/state.pt"))
-    assert main(["fuse", "--cluster", "2", "--root", str(tmp_path)]) == 0
+    folders = ["--node-data", str(tmp_path / "plan"), "--output", str(tmp_path / "out")]
+    assert main(["fuse", "--cluster", "2", *folders]) == 0
     assert main(["fuse"]) == 0
     assert calls == [
-        ((tmp_path / "node_data", 2, tmp_path / "trained"), {}),
+        ((tmp_path / "plan", 2, tmp_path / "out"), {}),
         ((Path("node_data"), 0, Path("trained")), {}),
     ]
     assert str(Path("trained/state.pt")) in capsys.readouterr().out
@@ -141,6 +165,7 @@ def test_fuse_passes_its_options_on(library, tmp_path, capsys):
 
 class Answer(msgspec.Struct):
     clusters: int
+    warnings: tuple[str, ...] = ()
 
 
 @pytest.fixture
@@ -160,7 +185,7 @@ def test_plan_prints_the_report(planner, script, capsys):
 
 def test_plan_prints_json(planner, script, capsys):
     assert main(["plan", "--json", str(script)]) == 0
-    assert msgspec.json.decode(capsys.readouterr().out) == {"clusters": 2}
+    assert msgspec.json.decode(capsys.readouterr().out)["clusters"] == 2
 
 
 def test_options_may_be_spelled_with_underscores(planner, script):
@@ -176,10 +201,31 @@ def test_environment_sets_options_and_the_command_line_wins(planner, script, mon
     assert sizes == [5, 4]
 
 
-def test_what_follows_the_script_belongs_to_it(planner, script):
-    theirs = ("--json", "--max_clusters", "9", "-h", "data_dir")
-    assert main(["plan", str(script), *theirs]) == 0
+def test_a_wrong_value_from_the_environment_names_the_variable(script, monkeypatch, capsys):
+    monkeypatch.setenv("RAVNEST_PLAN_MAX_CLUSTERS", "many")
+    assert main(["plan", str(script)]) == 2
+    shown = capsys.readouterr().err
+    assert "'many' is not a valid" in shown
+    assert "environment variable RAVNEST_PLAN_MAX_CLUSTERS" in shown
+    assert main(["plan", str(script), "--max-clusters", "many"]) == 2
+    assert "environment" not in capsys.readouterr().err
+
+
+def test_options_may_follow_the_script(planner, script, capsys):
+    assert main(["plan", str(script), "--json", "--max-clusters", "9", "data_dir"]) == 0
+    assert planner[0] == ((script, ("data_dir",)), UNSET | {"max_clusters": 9})
+    assert msgspec.json.decode(capsys.readouterr().out)["clusters"] == 2
+
+
+def test_what_follows_two_dashes_belongs_to_the_script(planner, script):
+    theirs = ("--json", "--max_clusters", "9", "-h", "--", "data_dir")
+    assert main(["plan", str(script), "--", *theirs]) == 0
     assert planner[0] == ((script, theirs), UNSET)
+
+
+def test_an_unknown_option_is_not_passed_on_in_silence(script, capsys):
+    assert main(["plan", str(script), "--epochs", "3"]) == 2
+    assert "come after --: ravnest plan SCRIPT -- --epochs" in capsys.readouterr().err
 
 
 # ---- with the library -------------------------------------------------------------------------
@@ -212,13 +258,14 @@ def ravnest(folder, *argv):
 def test_plan_shows_the_report_and_writes_nothing(project):
     """As a user types it: another process, another folder, arguments for the script."""
     before = snapshot(project)
-    done = ravnest(project, "plan", "train.py", "--epochs", "3")
+    done = ravnest(project, "plan", "train.py", "--", "--epochs", "3")
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
     assert lines[0] == "loading --epochs 3"
     assert "planned" not in lines
     assert any(line.startswith("Cluster 0: ") for line in lines)
-    assert lines[-1].startswith("Verdict: ")
+    assert any(line.startswith("Verdict: ") for line in lines)
+    assert done.stderr == ""
     assert snapshot(project) == before
 
 
@@ -254,13 +301,94 @@ def test_plan_without_a_plan_is_an_error_in_one_line(script, capsys, text, messa
     assert re.fullmatch(rf"error: .*{message}.*\n", shown.err)
 
 
-def test_an_error_of_the_script_keeps_its_traceback(script):
-    """It is the user's own code: nothing is caught, so Python shows where it happened."""
+FAILING = {
+    "index": ("rows = []\ndef first():\n    return rows[3]\nfirst()\n", [4, 3], "IndexError: list"),
+    "file": ("open('/no/data')\n", [1], "FileNotFoundError: "),
+    "syntax": ("x = 1\ndef\n", [2], "SyntaxError: "),
+}
+
+
+@pytest.mark.parametrize(("text", "lines", "message"), FAILING.values(), ids=list(FAILING))
+def test_an_error_of_the_script_is_shown_as_python_shows_it(script, capsys, text, lines, message):
+    """Only where it happened in the user's own code, not how this program got there."""
+    script.write_text(text)
+    assert main(["plan", str(script)]) == 1
+    shown = capsys.readouterr().err
+    assert re.findall(r'File "(.*)", line (\d+)', shown) == [(str(script), str(n)) for n in lines]
+    assert shown.splitlines()[-1].startswith(message)
+
+
+def test_debug_shows_an_error_of_the_script_with_all_frames(script):
     script.write_text("rows = []\nrows[3]\n")
     with pytest.raises(IndexError) as caught:
-        main(["plan", str(script)])
+        main(["--debug", "plan", str(script)])
     assert caught.traceback[-1].path == script
-    assert caught.traceback[-1].lineno == 1
+    assert len(caught.traceback) > 5
+
+
+COUNTING = """
+import torch
+from torch import nn
+from ravnest import clusterize
+
+class Counting(nn.Sequential):
+    steps = 0
+    def forward(self, x):
+        self.steps = self.steps + 1
+        return super().forward(x)
+
+clusterize(Counting(*(nn.Linear(32, 32) for _ in range(3))), torch.rand(4, 32){options})
+"""
+
+
+def test_a_warning_is_shown_once(project, capsys, monkeypatch):
+    """By the report that belongs to it, or where there is none, on stderr."""
+    monkeypatch.chdir(project)
+    (project / "counting.py").write_text(COUNTING.replace("{options}", ""))
+    assert main(["plan", "counting.py"]) == 0
+    shown = capsys.readouterr()
+    assert shown.out.count("\nNote: Counting changes") == 1
+    assert shown.err == ""
+    assert main(["plan", "counting.py", "--json"]) == 0
+    shown = capsys.readouterr()
+    assert "Counting changes" in msgspec.json.decode(shown.out)["warnings"][0]
+    assert shown.err == ""
+
+
+def test_a_warning_is_not_lost_with_the_plan(project, capsys, monkeypatch, tmp_path):
+    monkeypatch.chdir(project)
+    (project / "counting.py").write_text(COUNTING.replace("{options}", ""))
+    pool = write_pool(tmp_path, {"ram": 1e-6}) / "node_configs.json"
+    assert main(["plan", "counting.py", "--pool", str(pool)]) == 1
+    first, last = capsys.readouterr().err.splitlines()
+    assert first.startswith("warning: Counting changes")
+    assert last.startswith("error: The model does not fit")
+
+
+def test_other_warnings_say_that_they_are_warnings(library, capsys):
+    """And afterwards the loggers are as they were."""
+    logger = logging.getLogger("ravnest")
+    before = logger.level, logger.propagate, list(logger.handlers)
+
+    def fuse(*_):
+        logging.getLogger("ravnest.stage").warning("cluster %d is old", 3)
+        logging.getLogger("ravnest.stage").info("nobody asked")
+
+    library("ravnest.planning.fusion", fuse_cluster=None)
+    sys.modules["ravnest.planning.fusion"].fuse_cluster = fuse
+    assert main(["fuse"]) == 0
+    assert capsys.readouterr().err == "warning: cluster 3 is old\n"
+    assert (logger.level, logger.propagate, list(logger.handlers)) == before
+
+
+def test_the_steps_are_shown_in_a_terminal_or_on_demand(project, capsys, monkeypatch):
+    monkeypatch.chdir(project)
+    steps = "capturing Sequential …\nplanning for 4 providers …\n"
+    assert main(["plan", "train.py", "-v"]) == 0
+    assert capsys.readouterr().err == steps
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    assert main(["plan", "train.py"]) == 0
+    assert capsys.readouterr().err == steps
 
 
 def test_the_script_chooses_its_exit_code(script):
@@ -270,23 +398,29 @@ def test_the_script_chooses_its_exit_code(script):
     assert ended.value.code == 7
 
 
-def test_fuse_finds_node_data_in_the_folder_of_the_run(project, monkeypatch, capsys):
+def test_fuse_without_a_plan_names_the_folder_and_the_option(project, capsys):
     """Before any training: the error names the folder, so it looked in the right place."""
-    assert main(["fuse", "--root", str(project)]) == 1
-    assert f"there is no plan in {project / 'node_data'}" in capsys.readouterr().err
+    assert main(["fuse", "--node-data", str(project / "node_data")]) == 1
+    shown = capsys.readouterr().err
+    assert f"there is no plan in {project / 'node_data'}" in shown
+    assert "--node-data" in shown
 
 
-def test_fuse_writes_the_state_dict(project, tmp_path, capsys):
-    folder = tmp_path / "run"
-    shutil.copytree(project, folder)
-    model = nn.Sequential(*(nn.Linear(32, 32) for _ in range(5)))
-    planned = run_clusterize(model, torch.rand(4, 32), folder / "node_data", max_clusters=1)
-    for package in planned.packages():
-        save_trained(package, package.module().tensors())
-    assert main(["fuse", "--root", str(folder)]) == 0
-    result = folder / "trained" / "trained_state_dict.pt"
-    assert capsys.readouterr().out == f"wrote {result}\n"
-    found = torch.load(result, weights_only=True)
-    assert all(torch.equal(found[name], tensor) for name, tensor in model.state_dict().items())
-    assert main(["fuse", "--root", str(folder), "--cluster", "5"]) == 1
-    assert "there is no cluster 5" in capsys.readouterr().err
+def test_fuse_writes_the_state_dict_also_of_an_archived_plan(project, tmp_path, capsys):
+    """The first run's results are put aside when the second one is planned, and still fuse."""
+    folder = tmp_path / "node_data"
+    shutil.copytree(project / "node_data", folder)
+    models = [nn.Sequential(*(nn.Linear(32, 32) for _ in range(5))) for _ in range(2)]
+    for model in models:
+        planned = run_clusterize(model, torch.rand(4, 32), folder, max_clusters=1)
+        for package in planned.packages():
+            save_trained(package, package.module().tensors())
+    for model, place in zip(models, (folder / "archive" / "001", folder), strict=True):
+        output = tmp_path / "trained"
+        assert main(["fuse", "--node-data", str(place), "--output", str(output)]) == 0
+        result = output / "trained_state_dict.pt"
+        assert capsys.readouterr().out == f"wrote {result}\n"
+        found = torch.load(result, weights_only=True)
+        assert all(torch.equal(found[name], tensor) for name, tensor in model.state_dict().items())
+    assert main(["fuse", "--node-data", str(folder), "--cluster", "5"]) == 1
+    assert re.search(r"there is no cluster 5; .*--cluster", capsys.readouterr().err)

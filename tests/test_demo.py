@@ -25,6 +25,7 @@ def test_the_demo_trains_in_stages_what_it_trains_whole(tmp_path, capsys):
     assert abs(fused - whole) < 1
     state = torch.load(tmp_path / "trained" / "trained_state_dict.pt", weights_only=True)
     DigitsNet().load_state_dict(state, strict=True)
+    assert "(temporary" not in printed
     for step in ("1. Plan for three unequal providers", "2. Train the stages", "3. Fuse"):
         assert step in printed
 
@@ -37,6 +38,8 @@ def test_without_a_folder_nothing_is_left_behind(tmp_path, monkeypatch, capsys):
     (tmp_path / "here").mkdir()
     monkeypatch.chdir(tmp_path / "here")
     run_demo()
-    assert "epoch 2" in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert "epoch 2" in printed
+    assert "trained_state_dict.pt (temporary; keep it with --workdir DIR)" in printed
     assert not list((tmp_path / "temporary").iterdir())
     assert not list((tmp_path / "here").iterdir())

@@ -34,11 +34,16 @@ class Machine:
     def __init__(self, dev):
         self.python = dev.venv_python(dev.VENV)
         self.ran = []
+        self.folders = []
+        self.constraints = []
         self.fail_with = {}
 
-    def run(self, command):
+    def run(self, command, folder=None):
         kind = command[2] if command[1] == "-m" else Path(command[1]).parent.name
         self.ran.append(kind)
+        self.folders.append(folder)
+        if kind == "pip":
+            self.constraints.append(Path(command[command.index("-c") + 1]).read_text("utf-8"))
         outcome = self.fail_with.pop(kind, 0)
         if isinstance(outcome, BaseException):
             raise outcome
@@ -89,10 +94,25 @@ def test_wrong_usage_exits_with_2(dev, argv, capsys):
     assert "usage: python3 dev.py" in capsys.readouterr().err
 
 
+def test_wrong_usage_says_what_is_wrong(dev, capsys):
+    for argv, words in (
+        ([], "which command?"),
+        (["foo", "--help"], "unknown command foo"),
+        (["lint", "src"], "lint takes no arguments"),
+    ):
+        dev.main(argv)
+        assert capsys.readouterr().err.splitlines()[0] == f"dev: {words}"
+
+
 @pytest.mark.parametrize("argv", [["--help"], ["-h"], ["test", "--help"]])
 def test_help(dev, argv, capsys):
     assert dev.main(argv) == 0
     assert "usage: python3 dev.py" in capsys.readouterr().out
+
+
+def test_the_demo_shows_its_own_help(dev, machine, monkeypatch):
+    assert dev.main(["demo", "--help"]) == 0
+    assert machine.take_record() == ["venv", "pip", "ravnest"]
 
 
 def test_where_python_lies(dev):
@@ -130,10 +150,47 @@ def test_the_digest_does_not_run_files_together(dev):
 
 
 def test_pip_installs_under_the_constraints(dev):
-    command = dev.pip_command(Path("py"), {"test", "lint"}, quiet=True)
+    command = dev.pip_command(Path("py"), {"test", "lint"}, Path("c.txt"), quiet=True)
     assert command[:4] == ["py", "-m", "pip", "install"]
-    assert command[-5:] == ["-q", "-c", "constraints.txt", "-e", ".[lint,test]"]
-    assert "-q" not in dev.pip_command(Path("py"), {"test"}, quiet=False)
+    assert command[-5:] == ["-q", "-c", "c.txt", "-e", ".[lint,test]"]
+    assert "-q" not in dev.pip_command(Path("py"), {"test"}, Path("c.txt"), quiet=False)
+
+
+REQUIREMENTS = '[project]\ndependencies = ["torch>=2.6,<2.14", "numpy>=1.26"]\n'
+CONSTRAINTS = "# why\ntorch==2.13.0\ntorchvision==0.28.0\nnumpy==2.1\n"
+
+
+@pytest.mark.parametrize(
+    ("torch", "torch_line"),
+    [
+        ("", "torch==2.13.0"),
+        ("2.5.1", "torch==2.13.0"),
+        ("2.14.0", "torch==2.13.0"),
+        ("3.0.0", "torch==2.13.0"),
+        ("2.13.0+cpu", "torch==2.13.0"),
+        ("2.6.0", "torch==2.6.0"),
+        ("2.9.1+cu126", "torch==2.9.1+cu126"),
+        ("2.13.1", "torch==2.13.1"),
+    ],
+)
+def test_a_torch_that_is_there_is_kept(dev, machine, monkeypatch, torch, torch_line):
+    """Inside the range of pyproject.toml: then pip may choose whichever torchvision fits it."""
+    for path, text in zip(dev.INPUTS, (REQUIREMENTS, CONSTRAINTS), strict=True):
+        path.write_text(text, encoding="utf-8")
+    monkeypatch.setattr(dev, "torch_of", lambda python: torch)
+    dev.install({"test"})
+    (constraints,) = machine.constraints
+    lines = constraints.splitlines()
+    assert [line for line in lines if line.startswith("torch==")] == [torch_line]
+    assert ("torchvision==0.28.0" in lines) == (torch_line == "torch==2.13.0")
+    assert "numpy==2.1" in lines
+
+
+def test_the_range_is_found_in_the_real_files(dev):
+    requirements = (DEV.parent / "pyproject.toml").read_text(encoding="utf-8")
+    assert dev.is_supported("2.6.0", requirements)
+    assert not dev.is_supported("1.13.1", requirements)
+    assert dev.torch_of(Path(sys.executable)).startswith("2.")
 
 
 # ---- what is run -----------------------------------------------------------------------------
@@ -173,6 +230,16 @@ def test_all_steps_run_and_the_first_failure_is_the_exit_code(dev, machine, caps
     assert capsys.readouterr().out.splitlines()[-1] == "dev: FAILED: mypy, pytest"
     assert dev.main(["test"]) == 0
     assert capsys.readouterr().out.splitlines()[-1].startswith("dev: passed: ruff check,")
+
+
+def test_the_demo_runs_where_the_user_is(dev, machine, tmp_path, monkeypatch):
+    """So that --workdir is relative to the user's folder; the rest runs in the repository."""
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    dev.main(["demo", "--workdir", "run"])
+    assert machine.folders[-1] == tmp_path / "elsewhere"
+    dev.main(["lint"])
+    assert machine.folders[-1] == tmp_path
 
 
 def test_interruption_exits_with_130(dev, machine, capsys):

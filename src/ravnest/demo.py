@@ -59,12 +59,12 @@ class DigitsNet(nn.Module):
 def run_demo(workdir: Path | None = None) -> int:
     """Run the demonstration; files go to `workdir` or to a temporary folder."""
     if workdir is not None:
-        return _demo(workdir)
+        return _demo(workdir, kept=True)
     with tempfile.TemporaryDirectory(prefix="ravnest-demo-") as folder:
-        return _demo(Path(folder))
+        return _demo(Path(folder), kept=False)
 
 
-def _demo(folder: Path) -> int:
+def _demo(folder: Path, *, kept: bool) -> int:
     train, test = _digits()
     set_seed(42)
     model = DigitsNet()
@@ -91,7 +91,7 @@ def _demo(folder: Path) -> int:
     path = model_fusion(node_data=run.root, output=folder / "trained")
     model.load_state_dict(torch.load(path, weights_only=True), strict=True)
     fused, reference = _accuracy(model, test), _accuracy(whole, test)
-    print(f"   {path}")
+    print(f"   {path}" + ("" if kept else " (temporary; keep it with --workdir DIR)"))
     print(f"   accuracy of the fused model {fused:.1%}, of the model trained whole {reference:.1%}")
     print(f"   largest difference between their losses {difference:.1e}")
     return 0 if abs(fused - reference) < 0.01 else 1

@@ -138,7 +138,7 @@ def test_an_idle_provider_is_told_why(tmp_path):
     node = planned.node(2)
     assert node["node_type"] == "Idle"
     assert (node["node_id"], node["local_host"], node["local_port"]) == (2, "10.0.0.2", 8082)
-    assert "1e-06 GB" in node["reason"]
+    assert "1 kB is less than" in node["reason"]
     assert f"Idle: node_2 (10.0.0.2:8082): {node['reason']}" in planned.printed
 
 
@@ -163,6 +163,14 @@ def test_the_documented_block_of_every_node_is_printed(planned):
         ring_ids = {int(ring): name for ring, name in node["ring_ids"].items()}
         assert ast.literal_eval(rings) == ring_ids
         assert ast.literal_eval(neighbours) == node["param_addresses"]
+
+
+def test_one_line_separates_the_blocks_from_the_report(planned):
+    lines = planned.printed.splitlines()
+    assert lines.count("-" * 72) == 1
+    below = lines[lines.index("-" * 72) + 1 :]
+    assert below[0].startswith("Mlp: ")
+    assert not [line for line in below if line.startswith(("Node(", "self.IP("))]
 
 
 def test_quiet_prints_nothing(tmp_path, capsys):

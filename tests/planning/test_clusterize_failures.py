@@ -62,7 +62,7 @@ def test_too_little_memory_in_the_pool_names_both_figures(trained):
     write_pool(trained.folder, {"ram": 1e-5}, {"ram": 2e-5})
     message = fails(trained, PlanError, match="does not fit")
     needed = trained.plan.model.training_bytes
-    assert figures(message) == {f"{needed / 1e9:.3g}", "3e-05"}
+    assert re.findall(r"([\d.]+) kB", message) == [f"{needed / 1e3:.0f}", "30"]
 
 
 @pytest.mark.parametrize("pool", [[4e-5] * 4, [2.8e-5] * 6 + [2.5e-5] * 3, [2.5e-5] * 12])
@@ -71,13 +71,9 @@ def test_too_little_memory_for_any_cluster_names_both_figures(trained, pool):
     write_pool(trained.folder, *({"ram": ram} for ram in pool))
     assert trained.plan.model.training_bytes / 1e9 < sum(pool)
     message = fails(trained, PlanError, match="does not fit")
-    need, limit = re.findall(r"needs (\S+) GB.* provider .* has (\S+) GB", message)[0]
-    assert float(limit) in pool
+    need, limit = re.findall(r"needs (\S+) kB.* provider .* has (\S+) kB", message)[0]
+    assert float(limit) in [pytest.approx(ram * 1e6) for ram in pool]
     assert float(need) > float(limit)
-
-
-def figures(message):
-    return set(re.findall(r"([0-9.e-]+) GB", message))
 
 
 # ---- inputs and options -----------------------------------------------------------------------
@@ -103,7 +99,14 @@ WRONG = {
     "not a factor": ({"optimizer": True}, ValueError, "from 0 to 100"),
     "cluster size": ({"min_cluster_size": 0}, ValueError, "min_cluster_size is 0"),
     "clusters": ({"max_clusters": 0}, ValueError, "max_clusters is 0"),
+    "no optimizer": ({"optimizer": None}, PlanError, "optimizer is None; give one of sgd"),
+    "a module as optimizer": ({"optimizer": nn.Linear(9, 9)}, PlanError, "optimizer is Linear"),
     "idle gain": ({"idle_gain": 0.5}, ValueError, "idle_gain is 0.5"),
+    "idle gain in words": ({"idle_gain": "x"}, PlanError, "idle_gain is 'x'; it has to be a num"),
+    "idle gain as a flag": ({"idle_gain": True}, PlanError, "idle_gain is True"),
+    "keywords in a list": ({"example_kwargs": [1]}, CaptureError, r"is \[1\]; give a dictionary"),
+    "keywords by number": ({"example_kwargs": {1: 2}}, CaptureError, "give a dictionary"),
+    "weights": ({"weights": 3}, PlanError, "weights is 3; give the path"),
     "weights for a full model": ({"weights": "w"}, CaptureError, "weights of its own"),
 }
 
@@ -111,6 +114,12 @@ WRONG = {
 @pytest.mark.parametrize(("options", "error", "match"), WRONG.values(), ids=list(WRONG))
 def test_wrong_inputs_are_named(trained, options, error, match):
     fails(trained, error, match, **options)
+
+
+@pytest.mark.parametrize("folder", [None, 3, ["node_data"]])
+def test_a_folder_that_is_no_path_is_named(folder):
+    with pytest.raises(PlanError, match=r"node_data is .*; give the path"):
+        run_clusterize(seeded(Mlp), (BATCH,), folder)
 
 
 @pytest.mark.parametrize("content", [None, "{", '{"0": {}}'], ids=["missing", "broken", "empty"])

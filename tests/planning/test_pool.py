@@ -165,11 +165,16 @@ def test_a_folder_in_its_place_cannot_be_read(path):
 
 UNREADABLE = {
     "not UTF-8": (b'{"0": "\xff"}', "cannot be read"),
-    "broken": (b'{\n "0": 1,\n "1" 2}', "line 3"),
+    "broken": (b'{\n "0": 1,\n "1" 2}', r'line 3, column 6\):\n    "1" 2}$'),
+    "broken after a comment": (b'{"0": 1, // one\n "1" 2 // two\n}', r'\n    "1" 2 // two$'),
+    "a long line": (b'{"0" ' + b"1" * 500 + b"}", r"\n    .{100}…$"),
+    "shell comment": (b'{\n # one\n "0": 1}', r"only // comments.*line 2.*\n    # one$"),
+    "shell comment after a value": (b'{"0": 1 # one\n}', "only // comments"),
+    "C comment": (b'{"0": 1, /* one */ "1": 2}', "only // comments"),
     "cut off": (b'{"0": {"IP": "h:1"', "not valid JSON"),
     "comma twice": (b'{"0": 1,,}', "not valid JSON"),
-    "empty": (b"", "line 1"),
-    "only a comment": (b"// nothing yet", "line 1"),
+    "empty": (b"", "the file is empty"),
+    "only a comment": (b"// nothing yet", "the file is empty"),
     "id twice": (b'{"0": 1, "0": 2}', "'0' is given twice"),
     "figure twice": (b'{"0": {"benchmarks": {"ram": 8, "ram": 16}}}', "'ram' is given twice"),
     "endless digits": (b'{"0": ' + b"1" * 10_000 + b"}", "digits"),
@@ -185,6 +190,8 @@ def test_an_unusable_file_is_refused_by_name(path, content, message):
     with pytest.raises(PoolError, match=message) as caught:
         read_pool(path)
     assert str(path) in str(caught.value)
+    assert caught.value.__cause__ is None  # a second traceback would say the same in other words
+    assert caught.value.__suppress_context__ or caught.value.__context__ is None
 
 
 @pytest.mark.parametrize("key", ["a", "", "-1", "01", "1.0", "٣", "²", " 1", "1" * 10, "1" * 9999])

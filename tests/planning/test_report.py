@@ -106,18 +106,18 @@ def test_every_figure_of_a_stage_is_there():
     pair = [stage(0, 2, provider(3)), stage(1, 2, provider(1), compute_s=0.0125, link_s=2)]
     report = render_report(plan([cluster(0, *pair)]))
     row = row_of(report, 3)
-    figures = ("10.0.0.3:8080", "Root", "1.5 M", "4.23 GB / 8.00 GB", "500.00 ms", "100.00 ms")
+    figures = ("10.0.0.3:8080", "Root", "1.5 M", "4.23 GB / 8 GB", "500 ms", "100 ms")
     for figure in figures:
         assert figure in row
-    assert "2.00 MB + 3.00 kB" in row
+    assert "2 MB + 3 kB" in row
     assert "Leaf" in row_of(report, 1)
-    assert "12.50 ms" in row_of(report, 1)
-    assert "2.00 s" in row_of(report, 1)
+    assert "12.5 ms" in row_of(report, 1)
+    assert "2 s" in row_of(report, 1)
 
 
 def test_the_heading_sums_up_the_model():
     first = render_report(plan([cluster(0, stage(0, 1, provider(0)))])).splitlines()[0]
-    for figure in ("Net: 25.6 M parameters", "102.40 MB", "4.00 GB", "24.0 G FLOP", "batch of 64"):
+    for figure in ("Net: 25.6 M parameters", "102 MB", "4 GB", "24 GFLOP", "batch of 64"):
         assert figure in first
 
 
@@ -150,7 +150,7 @@ def test_rings_and_slow_runs_in_words():
     ]
     report = render_report(plan(pairs))
     assert "2 rings average 4 tensors over 2 clusters" in report
-    assert "a round sends about 102.40 MB from each cluster" in report
+    assert "a round sends about 102 MB from each cluster" in report
     assert "Cluster 1: 30 batches/h" in report
 
 
@@ -180,12 +180,13 @@ def single(step_s, **options):
 @pytest.mark.parametrize(
     ("step_s", "words"),
     [
-        (0.5, "2.0x as fast as one machine: 2 batches/s with 1 provider, 1 batches/s"),
+        (0.5, "2x as fast as one machine: 2 batches/s with 1 provider, 1 batches/s"),
         (1 / 1.06, "1.1x as fast"),
         (1.0, "no faster than one machine"),
         (1 / 0.96, "no faster than one machine"),
         (1.1, "1.1x SLOWER than one machine"),
-        (4.0, "4.0x SLOWER than one machine"),
+        (2082.8, "2,083x SLOWER than one machine"),
+        (4.0, "4x SLOWER than one machine"),
     ],
 )
 def test_faster_equal_and_slower(step_s, words):
@@ -211,15 +212,16 @@ def test_the_fastest_machine_may_be_too_small_while_another_is_not():
 def test_an_idle_machine_that_can_hold_the_model_counts():
     given = single(4.0, memory_gb=1.0, idle=[(provider(1, memory_gb=64), "not needed")])
     assert "could hold" not in verdict(given)
-    assert "train on one machine" in verdict(given)
+    assert "For speed alone, train on one machine." in verdict(given)
 
 
 @pytest.mark.parametrize(
     ("compute_s", "link_s", "memory_gb", "advice"),
     [
         (0.1, 4.0, 8, "The links are the limit"),
-        (4.0, 0.1, 8, "Faster providers, or fewer slow ones"),
-        (4.0, 0.1, 8, "For speed alone, train on one machine."),
+        (4.0, 0.1, 8, "faster providers, or fewer slow ones"),
+        (0.1, 4.0, 8, "twice the width, twice the traffic, four times the computing"),
+        (4.0, 0.1, 8, "min_cluster_size=1 lets the 2 providers with 4 GB or more train the whole "),
         (4.0, 0.1, 3, "What the pool gives you here is memory, not speed."),
     ],
 )
@@ -227,6 +229,20 @@ def test_a_slow_plan_comes_with_advice(compute_s, link_s, memory_gb, advice):
     who = [provider(i, memory_gb=memory_gb) for i in (0, 1)]
     pair = [stage(i, 2, who[i], compute_s=compute_s, link_s=link_s) for i in (0, 1)]
     assert advice in verdict(plan([cluster(0, *pair)]))
+
+
+def test_whole_models_are_advised_where_they_would_be_faster():
+    """Machines of 100 and 50 GFLOP/s that hold the model: 1.5 times the fastest one's rate."""
+    who = provider(0, gflops=100), provider(1, gflops=50)
+    pair = [stage(i, 2, who[i], compute_s=4) for i in (0, 1)]
+    assert "train the whole model: about 1.5 batches/s." in verdict(plan([cluster(0, *pair)]))
+    assert "min_cluster_size" not in verdict(single(4.0))
+
+
+def test_leaving_providers_out_is_advised_where_two_would_remain():
+    three = [stage(i, 3, provider(i), compute_s=4) for i in range(3)]
+    assert "idle_gain=1.0 leaves out" in verdict(plan([cluster(0, *three)]))
+    assert "idle_gain" not in verdict(plan([cluster(0, *three[:2])]))
 
 
 # ---- the documented blocks --------------------------------------------------------------------

@@ -14,6 +14,7 @@ from typing import Any
 import click
 
 from ravnest import __version__
+from ravnest.cli.messages import Messages
 from ravnest.errors import RavnestError
 
 COMMANDS = ("demo", "fuse", "plan")
@@ -45,11 +46,18 @@ class LazyGroup(click.Group):
 
     def invoke(self, ctx: click.Context) -> Any:
         try:
-            return super().invoke(ctx)
-        except RavnestError as error:
+            with Messages() as ctx.obj:
+                return super().invoke(ctx)
+        except (RavnestError, OSError) as error:
             if ctx.params["debug"]:
                 raise
-            raise Failure(str(error) or type(error).__name__) from error
+            raise Failure(_in_words(error)) from error
+
+
+def _in_words(error: RavnestError | OSError) -> str:
+    if isinstance(error, OSError) and error.strerror and error.filename is not None:
+        return f"{error.filename}: {error.strerror}"
+    return str(error) or type(error).__name__
 
 
 @click.group(
@@ -75,9 +83,21 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         result = cli.main(args=argv, prog_name="ravnest", standalone_mode=False)
     except click.ClickException as error:
-        error.show()
+        _with_its_variable(error).show()
         return error.exit_code
     except click.Abort as abort:
         # click also raises Abort at the end of input, when a question stays unanswered.
         return EXIT_FAILED if isinstance(abort.__cause__, EOFError) else EXIT_INTERRUPTED
     return result if isinstance(result, int) else 0
+
+
+def _with_its_variable(error: click.ClickException) -> click.ClickException:
+    """A value nobody typed: say which environment variable it came from."""
+    if type(error) is not click.BadParameter or error.ctx is None or error.param is None:
+        return error
+    ctx, name = error.ctx, error.param.name or ""
+    if ctx.get_parameter_source(name) is not click.core.ParameterSource.ENVIRONMENT:
+        return error
+    variable = f"{ctx.auto_envvar_prefix}_{name.upper()}"
+    text = f"{error.message} It was taken from the environment variable {variable}."
+    return click.BadParameter(text, ctx, error.param, error.param_hint)

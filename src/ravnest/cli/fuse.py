@@ -15,14 +15,22 @@ import click
     help="Cluster whose stages are put together.",
 )
 @click.option(
-    "--root",
-    type=click.Path(exists=True, file_okay=False, path_type=Path),
-    default=".",
-    show_default="current directory",
+    "--node-data",
+    type=click.Path(file_okay=False, path_type=Path),
+    default="node_data",
+    show_default=True,
     metavar="DIR",
-    help="Directory of the run: the one that holds node_data.",
+    help="Folder of the plan; an earlier one is in node_data/archive.",
 )
-def command(cluster: int, root: Path) -> None:
+@click.option(
+    "--output",
+    type=click.Path(file_okay=False, path_type=Path),
+    default="trained",
+    show_default=True,
+    metavar="DIR",
+    help="Folder for the result.",
+)
+def command(cluster: int, node_data: Path, output: Path) -> None:
     """Put the trained stages of a cluster together again.
 
     Reads what every provider of the cluster saved and writes one state_dict that loads into the
@@ -30,4 +38,4 @@ def command(cluster: int, root: Path) -> None:
     """
     from ravnest.planning.fusion import fuse_cluster
 
-    click.echo(f"wrote {fuse_cluster(root / 'node_data', cluster, root / 'trained')}")
+    click.echo(f"wrote {fuse_cluster(node_data, cluster, output)}")

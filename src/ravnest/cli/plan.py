@@ -2,18 +2,32 @@
 
 import contextlib
 import sys
+import traceback
 from pathlib import Path
+from types import TracebackType
 
 import click
 
-# Options stop at SCRIPT, as with `python SCRIPT`: what follows belongs to the script, whatever
-# it looks like.
-SETTINGS = {"allow_interspersed_args": False}
+from ravnest.cli.messages import Messages
+from ravnest.errors import RavnestError
 
 
-@click.command("plan", context_settings=SETTINGS)
+class PlanCommand(click.Command):
+    """Its options may stand on either side of SCRIPT; what is after `--` belongs to the script."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        try:
+            return super().parse_args(ctx, args)
+        except click.NoSuchOption as error:
+            hint = (
+                f"Options of the script come after --: ravnest plan SCRIPT -- {error.option_name}"
+            )
+            raise click.UsageError(f"{error.format_message()} {hint}", ctx) from None
+
+
+@click.command("plan", cls=PlanCommand, options_metavar="[OPTIONS]")
 @click.argument("script", type=click.Path(exists=True, dir_okay=False, path_type=Path))
-@click.argument("args", nargs=-1, type=click.UNPROCESSED)
+@click.argument("args", nargs=-1, type=click.UNPROCESSED, metavar="[-- ARGS...]")
 @click.option(
     "--pool",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
@@ -35,35 +49,61 @@ SETTINGS = {"allow_interspersed_args": False}
     help="Most clusters to form.",
 )
 @click.option("--json", is_flag=True, help="Print the plan as JSON.")
+@click.option(
+    "-v", "--verbose", is_flag=True, help="Show the steps, also if stderr is no terminal."
+)
+@click.pass_context
 def command(
+    ctx: click.Context,
     script: Path,
     args: tuple[str, ...],
     pool: Path | None,
     min_cluster_size: int | None,
     max_clusters: int | None,
     json: bool,
+    verbose: bool,
 ) -> None:
     """Show how a model would be spread over a pool, without training it.
 
     Runs SCRIPT with ARGS up to its call of `clusterize` and prints the clusters, the memory every
     provider would need, the bytes on every link and the predicted speed. Writes nothing and
-    contacts nobody. Options come before SCRIPT; everything after it is passed to the script.
+    contacts nobody.
     """
     import msgspec
 
     from ravnest.planning.dryrun import plan_script
     from ravnest.planning.report import render_report
 
-    # Whatever the script prints must not end up inside the JSON.
-    with contextlib.redirect_stdout(sys.stderr if json else sys.stdout):
-        plan = plan_script(
-            script,
-            args,
-            pool=pool,
-            min_cluster_size=min_cluster_size,
-            max_clusters=max_clusters,
-        )
+    messages = ctx.ensure_object(Messages)
+    messages.hold()
+    if verbose or sys.stderr.isatty():
+        messages.show_steps()
+    try:
+        # Whatever the script prints must not end up inside the JSON.
+        with contextlib.redirect_stdout(sys.stderr if json else sys.stdout):
+            plan = plan_script(
+                script,
+                args,
+                pool=pool,
+                min_cluster_size=min_cluster_size,
+                max_clusters=max_clusters,
+            )
+    except Exception as error:
+        if isinstance(error, RavnestError) or ctx.find_root().params["debug"]:
+            raise
+        shown = traceback.format_exception(error.with_traceback(_frames_from(script, error)))
+        click.echo("".join(shown), nl=False, err=True)
+        ctx.exit(1)
+    messages.shown_elsewhere(plan.warnings)
     if json:
         click.echo(msgspec.json.format(msgspec.json.encode(plan), indent=2))
     else:
         click.echo(render_report(plan))
+
+
+def _frames_from(script: Path, error: Exception) -> TracebackType | None:
+    """The traceback as `python SCRIPT` would show it, without the frames of this program."""
+    frame = error.__traceback__
+    while frame is not None and frame.tb_frame.f_code.co_filename != str(script):
+        frame = frame.tb_next
+    return frame

@@ -1,5 +1,7 @@
 """`clusterize`: the documented way from a model and a pool to a plan on disk."""
 
+import logging
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,14 +13,17 @@ from ravnest.errors import CaptureError, PlanError
 from ravnest.plan import Plan
 from ravnest.planning import dryrun
 from ravnest.planning.costing.costs import TrainingMemory
+from ravnest.planning.figures import quantity, size
 from ravnest.planning.planner import make_plan, with_warning
 from ravnest.planning.pool import read_pool
-from ravnest.planning.report import node_blocks, render_report
+from ravnest.planning.report import SEPARATOR, node_blocks, render_report
 from ravnest.planning.search.clusters import PlanOptions
 from ravnest.planning.study import Study, study
 from ravnest.planning.weights import FromFiles, FromModel, WeightSource
 from ravnest.planning.writing import write_plan
 from ravnest.rundir import RunDir
+
+logger = logging.getLogger("ravnest.planning")
 
 OPTIMIZER_FACTORS = {"sgd": 0.0, "momentum": 1.0, "adam": 2.0, "adamw": 2.0}
 """Bytes of optimizer state per byte of trainable weights."""
@@ -65,9 +70,10 @@ def clusterize(
 
     Returns the plan. Raises `ValueError` (a subclass that says what and why) if the model cannot be
     cut, the pool is described wrongly, or its memory does not suffice; then nothing is changed.
+    Logs its steps to the logger "ravnest.planning" at level INFO.
     """
     overrides = dryrun.current()
-    run = RunDir(node_data)
+    run = RunDir(_path("node_data", node_data))
     options = PlanOptions(
         min_cluster_size=overrides.min_cluster_size or min_cluster_size,
         max_clusters=overrides.max_clusters or max_clusters,
@@ -79,21 +85,58 @@ def clusterize(
     if model is None:
         raise CaptureError("clusterize needs a model: clusterize(model=…, example_args=(batch,))")
     args = example_args if isinstance(example_args, tuple | list) else (example_args,)
+    _check_keywords(example_kwargs)
+    if weights is not None:
+        weights = _path("weights", weights)
+    logger.info("capturing %s …", type(model).__name__)
     studied = study(model, args, example_kwargs, pass_data=pass_data)
+    logger.info("planning for %s …", quantity(len(pool), "provider"))
     plan = make_plan(studied, pool, options)
     overrides.deliver(plan)
-    small = plan.model.parameter_bytes <= _SELF_CHECK_LIMIT
-    check = (small if self_check is None else self_check) and studied.has_weights
-    if not check:
-        plan = with_warning(plan, "the stages were not compared with the model (self_check)")
+    unchecked = _why_unchecked(plan, studied, self_check)
+    if unchecked:
+        plan = with_warning(plan, f"the stages were not compared with the model: {unchecked}")
     source = _weight_source(studied, weights)
-    archived = write_plan(plan, studied, run, weights=source, check=check)
+    archived = write_plan(plan, studied, run, weights=source, check=not unchecked)
     if not quiet:
         print(node_blocks(plan))
+        print(SEPARATOR)
         print(render_report(plan))
         if archived is not None:
             print(f"The earlier plan had trained weights; it was moved to {archived}.")
     return plan
+
+
+def _why_unchecked(plan: Plan, studied: Study, self_check: bool | None) -> str:
+    """Why the finished stages will not be compared with the model, "" if they will."""
+    if not studied.has_weights:
+        return "its weights are not in memory"
+    if self_check is None and plan.model.parameter_bytes > _SELF_CHECK_LIMIT:
+        return (
+            f"it is larger than {size(_SELF_CHECK_LIMIT)} (self_check=True compares all the same)"
+        )
+    return "" if self_check is None or self_check else "self_check=False"
+
+
+def _path(name: str, value: object) -> Path:
+    if not isinstance(value, str | os.PathLike):
+        raise PlanError(f"{name} is {value!r}; give the path of a folder as a string or a Path")
+    return Path(value)
+
+
+def _check_keywords(example_kwargs: object) -> None:
+    named = isinstance(example_kwargs, Mapping) and all(isinstance(k, str) for k in example_kwargs)
+    if example_kwargs is not None and not named:
+        raise CaptureError(
+            f"example_kwargs is {_shown(example_kwargs)}; give a dictionary from the names of the "
+            "model's arguments to sample tensors, like {'input_ids': tokens}"
+        )
+
+
+def _shown(value: object) -> str:
+    """A value in an error message: itself if it is short, else what it is."""
+    text = repr(value)
+    return text if len(text) <= 60 else f"a {type(value).__name__}"
 
 
 def _weight_source(studied: Study, weights: str | Path | None) -> WeightSource | None:
@@ -107,18 +150,15 @@ def _weight_source(studied: Study, weights: str | Path | None) -> WeightSource |
     return FromModel(studied) if studied.has_weights else None
 
 
-def _optimizer_factor(optimizer: str | float | type) -> float:
-    if isinstance(optimizer, type):  # SGD may have momentum: plan for it
-        optimizer = "momentum" if optimizer is torch.optim.SGD else optimizer.__name__
-    if isinstance(optimizer, str):
-        if optimizer.lower() not in OPTIMIZER_FACTORS:
-            known = ", ".join(OPTIMIZER_FACTORS)
-            raise PlanError(
-                f"optimizer is {optimizer!r}; give one of {known}, "
-                "or the bytes of state per byte of weights as a number"
-            )
-        return OPTIMIZER_FACTORS[optimizer.lower()]
-    given: object = optimizer
-    if not isinstance(given, int | float) or isinstance(given, bool) or not 0 <= given < 100:
-        raise PlanError(f"optimizer is {optimizer!r}; expected a factor from 0 to 100")
-    return float(given)
+def _optimizer_factor(optimizer: object) -> float:
+    given = optimizer
+    if isinstance(given, type):  # SGD may have momentum: plan for it
+        given = "momentum" if given is torch.optim.SGD else given.__name__
+    if isinstance(given, str) and given.lower() in OPTIMIZER_FACTORS:
+        return OPTIMIZER_FACTORS[given.lower()]
+    if isinstance(given, int | float) and not isinstance(given, bool) and 0 <= given < 100:
+        return float(given)
+    raise PlanError(
+        f"optimizer is {_shown(given)}; give one of {', '.join(OPTIMIZER_FACTORS)}, "
+        "or its bytes of state per byte of weights as a number from 0 to 100"
+    )

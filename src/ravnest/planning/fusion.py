@@ -68,7 +68,8 @@ def _read_plan(run: RunDir) -> tuple[Plan, ModelIndex]:
     except FileNotFoundError as error:
         raise FusionError(
             f"there is no plan in {run.root} ({Path(error.filename).name} is missing); "
-            "run clusterize first, or name the folder it wrote to"
+            "run clusterize first, or name the folder it wrote to "
+            "(node_data=…, ravnest fuse --node-data DIR)"
         ) from None
     except (OSError, msgspec.DecodeError) as error:
         raise FusionError(f"the plan in {run.root} cannot be read: {error}") from error
@@ -82,7 +83,10 @@ def _cluster(plan: Plan, cluster_id: int) -> ClusterPlan:
         if cluster.id == cluster_id:
             return cluster
     known = ", ".join(str(cluster.id) for cluster in plan.clusters)
-    raise FusionError(f"there is no cluster {cluster_id}; this plan has: {known}")
+    raise FusionError(
+        f"there is no cluster {cluster_id}; this plan has: {known} "
+        "(cluster_id=…, ravnest fuse --cluster ID)"
+    )
 
 
 def _open_stage(run: RunDir, plan: Plan, cluster: ClusterPlan, number: int) -> StagePackage:

@@ -23,6 +23,7 @@ from ravnest.plan import (
     StagePlan,
 )
 from ravnest.planning.costing.costs import CutCosts
+from ravnest.planning.notes import layout_notes, pool_notes
 from ravnest.planning.search.clusters import ClusterLayout, PlanOptions, form_clusters
 from ravnest.planning.search.rings import form_rings
 from ravnest.planning.study import Study
@@ -42,7 +43,11 @@ def make_plan(study: Study, pool: Sequence[ProviderSpec], options: PlanOptions) 
         rings=_rings(study, clusters),
         idle=tuple(IdleProvider(provider=who, reason=why) for who, why in layout.idle),
         single_machine_s=_single_machine_seconds(study.costs, pool),
-        warnings=study.warnings,
+        warnings=(
+            *study.warnings,
+            *pool_notes(pool),
+            *layout_notes(layout, study.costs, pool, options),
+        ),
     )
     return msgspec.structs.replace(plan, plan_id=_fingerprint(study, plan))
 

@@ -21,6 +21,7 @@ _KNOWN = {"ram", "bandwidth", "gflops", "latency"}
 _BYTES_PER_GB = 1_000_000_000
 _LARGEST = 1e9
 """In GB, Mbit/s, GFLOP/s or ms. Figures above it, or below its inverse, are slips of the pen."""
+_LONGEST_LINE = 100
 _ID = re.compile(r"0|[1-9][0-9]{0,8}")
 _PORT = re.compile(r"[1-9][0-9]{0,4}")
 _HOST = re.compile(r"[\w.-]{1,240}|\[[0-9a-f:.]{2,45}(?:%[\w.-]{1,50})?\]", re.ASCII | re.I)
@@ -36,14 +37,29 @@ def read_pool(path: Path) -> list[ProviderSpec]:
             f"there is no file {path}. Describe your providers in it, for example: {_EXAMPLE}"
         ) from None
     except (OSError, UnicodeDecodeError) as error:
-        raise PoolError(f"{path} cannot be read: {error}") from error
+        raise PoolError(f"{path} cannot be read: {error}") from None
+    stripped = strip_comments(text)
+    if not stripped.strip():
+        raise PoolError(
+            f"{path}: the file is empty. Describe your providers in it, for example: {_EXAMPLE}"
+        )
     try:
-        entries = json.loads(strip_comments(text), object_pairs_hook=_without_duplicates)
+        entries = json.loads(stripped, object_pairs_hook=_without_duplicates)
     except json.JSONDecodeError as error:
-        raise PoolError(f"{path} is not valid JSON: {error}") from error
+        raise PoolError(f"{path} is not valid JSON: {_explained(error, text)}") from None
     except (ValueError, RecursionError) as error:  # given twice; digits or brackets without end
-        raise PoolError(f"{path}: {error}") from error
+        raise PoolError(f"{path}: {error}") from None
     return parse_pool(entries, str(path))
+
+
+def _explained(error: json.JSONDecodeError, text: str) -> str:
+    """What is wrong, in the line as the user wrote it: comments and all."""
+    line = text.split("\n")[error.lineno - 1].strip()
+    shown = line if len(line) <= _LONGEST_LINE else line[:_LONGEST_LINE] + "…"
+    what = error.msg
+    if text.startswith(("#", "/*"), error.pos):
+        what = "only // comments are understood"
+    return f"{what} (line {error.lineno}, column {error.colno}):\n    {shown}"
 
 
 def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

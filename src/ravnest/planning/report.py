@@ -1,7 +1,11 @@
 """A plan in words and figures a person can act on."""
 
-from ravnest.plan import ClusterPlan, Plan, StagePlan
+from ravnest.plan import ClusterPlan, Plan, ProviderSpec, StagePlan
+from ravnest.planning.figures import count, duration, flop, plain, quantity, rate, size
 from ravnest.planning.nodes import param_addresses, rings_of
+
+SEPARATOR = "-" * 72
+"""Printed between the blocks of the nodes, which programs read, and the report for people."""
 
 
 def node_blocks(plan: Plan) -> str:
@@ -30,9 +34,9 @@ def render_report(plan: Plan) -> str:
     """Clusters, memory, traffic, speed, and whether it is worth it."""
     model = plan.model
     lines = [
-        f"{model.name}: {_count(model.parameters)} parameters, {_size(model.parameter_bytes)} of "
-        f"weights, {_size(model.training_bytes)} to train on one machine; "
-        f"{_count(model.flops)} FLOP per batch of {model.batch_size}"
+        f"{model.name}: {count(model.parameters)} parameters, {size(model.parameter_bytes)} of "
+        f"weights, {size(model.training_bytes)} to train on one machine; "
+        f"{flop(model.flops)} per batch of {model.batch_size}"
     ]
     for cluster in plan.clusters:
         lines += ["", *_cluster_lines(cluster)]
@@ -48,7 +52,7 @@ def _cluster_lines(cluster: ClusterPlan) -> list[str]:
     slowest = cluster.bottleneck
     limit = "computing" if slowest.limit == "compute" else "the link"
     heading = (
-        f"Cluster {cluster.id}: {_rate(cluster.step_s)}, "
+        f"Cluster {cluster.id}: {rate(1 / cluster.step_s)}, "
         f"limited by {limit} of node_{slowest.provider.id}"
     )
     header = (
@@ -66,11 +70,11 @@ def _stage_row(stage: StagePlan, *, slowest: bool, alone: bool) -> tuple[str, ..
         f"node_{provider.id}",
         provider.address,
         "Root+Leaf" if alone else stage.role,
-        _count(stage.parameters),
-        f"{_size(stage.memory.total)} / {_size(provider.memory_bytes)}",
-        f"{_size(stage.sent_bytes)} + {_size(stage.received_bytes)}",
-        _seconds(stage.compute_s),
-        _seconds(stage.link_s),
+        count(stage.parameters),
+        f"{size(stage.memory.total)} / {size(provider.memory_bytes)}",
+        f"{size(stage.sent_bytes)} + {size(stage.received_bytes)}",
+        duration(stage.compute_s),
+        duration(stage.link_s),
         "<- bottleneck" if slowest else "",
     )
 
@@ -91,64 +95,60 @@ def _ring_lines(plan: Plan) -> list[str]:
     tensors = sum(len(ring.names) for ring in plan.rings)
     clusters = len(plan.clusters)
     traffic = 2 * (clusters - 1) / clusters * sum(ring.bytes for ring in plan.rings)
-    rings = "1 ring averages" if len(plan.rings) == 1 else f"{len(plan.rings)} rings average"
+    rings = "1 ring averages" if len(plan.rings) == 1 else f"{len(plan.rings):,} rings average"
     return [
-        f"{rings} {tensors} tensors over {clusters} clusters; "
-        f"a round sends about {_size(traffic)} from each cluster."
+        f"{rings} {tensors:,} tensors over {clusters:,} clusters; "
+        f"a round sends about {size(traffic)} from each cluster."
     ]
 
 
 def verdict(plan: Plan) -> str:
-    """Is this faster than the pool's fastest machine alone?"""
+    """Is this faster than the pool's fastest machine alone? If not, what can be done about it?"""
     used = [stage.provider for cluster in plan.clusters for stage in cluster.stages]
     pool = [*used, *(idle.provider for idle in plan.idle)]
-    able = [one.gflops for one in pool if one.memory_bytes >= plan.model.training_bytes]
-    fits = max(one.gflops for one in pool) in able
+    able = [one for one in pool if one.memory_bytes >= plan.model.training_bytes]
+    fastest = max(one.gflops for one in pool)
+    fits = any(one.gflops == fastest for one in able)
     who = "it cannot" if able else "no provider can"
     held = "" if fits else f" (if it could hold the model, which {who})"
     together, alone = plan.steps_per_s, 1 / plan.single_machine_s
     ratio = together / alone
-    machines = "1 provider" if len(used) == 1 else f"{len(used)} providers"
     figures = (
-        f"{_rate(1 / together)} with {machines}, {_rate(1 / alone)} on the fastest one alone{held}"
+        f"{rate(together)} with {quantity(len(used), 'provider')}, "
+        f"{rate(alone)} on the fastest one alone{held}"
     )
     if ratio >= 1.05:
-        return f"Verdict: {ratio:.1f}x as fast as one machine: {figures}."
+        return f"Verdict: {plain(ratio, 2)}x as fast as one machine: {figures}."
     if ratio >= 0.95:
-        return f"Verdict: no faster than one machine: {figures}."
-    return f"Verdict: {1 / ratio:.1f}x SLOWER than one machine: {figures}. {_advice(plan, fits)}"
-
-
-def _advice(plan: Plan, fits: bool) -> str:
-    limits = {cluster.bottleneck.limit for cluster in plan.clusters}
-    if limits == {"link"}:
-        way = "The links are the limit: use faster ones, or a larger model on the same links."
+        answer = f"Verdict: no faster than one machine: {figures}."
     else:
-        way = "Faster providers, or fewer slow ones, would help."
-    if fits:
-        return way + " For speed alone, train on one machine."
-    return way + " What the pool gives you here is memory, not speed."
+        answer = f"Verdict: {plain(1 / ratio, 2)}x SLOWER than one machine: {figures}."
+    whole_copies = alone * sum(one.gflops for one in able) / fastest
+    return "\n".join([answer, *(f"  {line}" for line in _advice(plan, able, whole_copies, fits))])
 
 
-def _count(number: float) -> str:
-    for unit, name in ((1e12, " T"), (1e9, " G"), (1e6, " M"), (1e3, " k")):
-        if number >= unit:
-            return f"{number / unit:.1f}{name}"
-    return str(int(number))
-
-
-def _size(number: float) -> str:
-    for unit, name in ((1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
-        if number >= unit:
-            return f"{number / unit:.2f} {name}"
-    return f"{int(number)} B"
-
-
-def _seconds(seconds: float) -> str:
-    return f"{seconds:.2f} s" if seconds >= 1 else f"{seconds * 1e3:.2f} ms"
-
-
-def _rate(step_s: float) -> str:
-    if step_s > 60:
-        return f"{3600 / step_s:.3g} batches/h"
-    return f"{1 / step_s:.3g} batches/s"
+def _advice(plan: Plan, able: list[ProviderSpec], whole_copies: float, fits: bool) -> list[str]:
+    """What would change the verdict; `whole_copies` is the rate of `able`, one model on each."""
+    lines = []
+    if {cluster.bottleneck.limit for cluster in plan.clusters} == {"link"}:
+        lines.append(
+            "The links are the limit: a batch takes longer to send than to compute. Faster links "
+            "help, and so does a wider model: twice the width, twice the traffic, four times the "
+            "computing."
+        )
+    else:
+        lines.append("Computing is the limit: faster providers, or fewer slow ones, would help.")
+    if sum(len(cluster.stages) for cluster in plan.clusters) > 2:
+        lines.append("idle_gain=1.0 leaves out every provider that slows the others down.")
+    split = any(len(cluster.stages) > 1 for cluster in plan.clusters)
+    if split and whole_copies > 1.05 * plan.steps_per_s:
+        who = "the provider" if len(able) == 1 else f"the {len(able):,} providers"
+        lines.append(
+            f"min_cluster_size=1 lets {who} with {size(plan.model.training_bytes)} or more train "
+            f"the whole model: about {rate(whole_copies)}."
+        )
+    elif fits:
+        lines.append("For speed alone, train on one machine.")
+    if not fits:
+        lines.append("What the pool gives you here is memory, not speed.")
+    return lines

@@ -28,8 +28,9 @@ class PlanOptions:
             value = getattr(self, name)
             if value is not None and (not isinstance(value, int) or isinstance(value, bool)):
                 raise PlanError(f"{name} is {value!r}; it has to be a whole number")
-        if not isinstance(self.idle_gain, int | float):
-            raise PlanError(f"idle_gain is {self.idle_gain!r}; it has to be a number")
+        gain: object = self.idle_gain
+        if not isinstance(gain, int | float) or isinstance(gain, bool):
+            raise PlanError(f"idle_gain is {self.idle_gain!r}; it has to be a number, 1 or more")
         least = {"min_cluster_size": 1, "max_clusters": 1, "idle_gain": 1, "effort": 0}
         for name, limit in least.items():
             value = getattr(self, name)

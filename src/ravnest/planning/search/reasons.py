@@ -14,6 +14,7 @@ import numpy as np
 
 from ravnest.plan import ProviderSpec
 from ravnest.planning.costing.costs import CutCosts, Ints, TrainingMemory
+from ravnest.planning.figures import plain, quantity, rate, size, sizes_apart
 from ravnest.planning.search.partition import memory_of
 from ravnest.planning.search.pricing import Order
 from ravnest.planning.search.solve import Problem
@@ -55,7 +56,7 @@ def too_small(
     need = smallest_stage_bytes(costs, training)
     return {
         at: "{} is less than the {} that the smallest stage needs".format(
-            *gigabytes(provider.memory_bytes, need)
+            *sizes_apart(provider.memory_bytes, need)
         )
         for at, provider in enumerate(providers)
         if provider.memory_bytes < need
@@ -82,21 +83,21 @@ def why_nothing_fits(
     largest = max(providers, key=lambda provider: provider.memory_bytes)
     piece = indivisible_bytes(costs, training)
     if total < whole:
-        have, need = gigabytes(total, whole)
+        have, need = sizes_apart(total, whole)
         return (
             f"The model does not fit: training it needs at least {need}, and the pool of "
-            f"{_count(len(providers), 'provider')} has {have} in total. {REMEDY}"
+            f"{quantity(len(providers), 'provider')} has {have} in total. {REMEDY}"
         )
     if piece > largest.memory_bytes or nearest is None:
-        have, need = gigabytes(
+        have, need = sizes_apart(
             largest.memory_bytes, max(piece, smallest_stage_bytes(costs, training))
         )
         return (
             f"The model does not fit: a piece of it that cannot be cut needs {need}, and the "
             f"largest provider, {_name(largest)}, has {have}. {REMEDY}"
         )
-    have, need = gigabytes(nearest.provider.memory_bytes, nearest.need_bytes)
-    together, alone = gigabytes(total, whole)
+    have, need = sizes_apart(nearest.provider.memory_bytes, nearest.need_bytes)
+    together, alone = sizes_apart(total, whole)
     return (
         f"The model does not fit: the pool has {together} in total, one machine alone would need "
         f"{alone}, but the stages of a pipeline need more than that together, and the best cut "
@@ -113,11 +114,11 @@ def idle(
     """
     # The cluster that would suffer least: what it would lose, its number, and the place in it.
     least: tuple[float, int, int] | None = None
-    for number, (order, rate) in enumerate(clusters):
+    for number, (order, before) in enumerate(clusters):
         if len(order) >= problem.rules.max_size:
             continue
         joined = [float(problem.scanner.joined(order, at)[kind]) for at in range(len(order) + 1)]
-        loss = rate * (1 - max(joined) / problem.prices.rate(order))
+        loss = before * (1 - max(joined) / problem.prices.rate(order))
         if max(joined) > 0 and (least is None or loss < least[0]):
             least = loss, number, joined.index(max(joined))
     if least is None:
@@ -125,10 +126,10 @@ def idle(
     loss, number, place = least
     if loss <= 0:
         return "no plan was found that uses it and is as fast"
-    order, rate = clusters[number]
+    order, before = clusters[number]
     cause = _cause(problem, order, place, problem.prices.kinds[kind])
     return (
-        f"keeping it would slow cluster {number} from {rate:.3g} to {rate - loss:.3g} batches/s "
+        f"keeping it would slow cluster {number} from {rate(before)} to {rate(before - loss)} "
         f"because of {cause}"
     )
 
@@ -138,11 +139,9 @@ def _cause(problem: Problem, order: Order, place: int, provider: ProviderSpec) -
     change = msgspec.structs.replace
     prices = problem.prices
     perfect = {
-        f"its {provider.bandwidth_mbps:.3g} Mbit/s link": change(provider, bandwidth_mbps=1e12),
-        f"its speed of {provider.gflops:.3g} GFLOP/s": change(provider, gflops=1e12),
-        f"its {provider.memory_bytes / 1e9:.3g} GB of memory": change(
-            provider, memory_bytes=10**18
-        ),
+        f"its {plain(provider.bandwidth_mbps)} Mbit/s link": change(provider, bandwidth_mbps=1e12),
+        f"its speed of {plain(provider.gflops)} GFLOP/s": change(provider, gflops=1e12),
+        f"its {size(provider.memory_bytes)} of memory": change(provider, memory_bytes=10**18),
     }
     steps = {cause: prices.with_guest(order, place, guest) for cause, guest in perfect.items()}
     cause = min(steps, key=steps.__getitem__)
@@ -159,19 +158,17 @@ def _no_place(
         clusters = (
             "the only cluster has" if len(orders) == 1 else f"all {len(orders)} clusters have"
         )
-        stages = _count(rules.max_size, "stage")
+        stages = quantity(rules.max_size, "stage")
         return f"the model can be cut into {stages} at most, and {clusters} that many"
     if _would_fit_with_memory(problem, orders, kinds[kind]):
-        first = (
-            f"its {kinds[kind].memory_bytes / 1e9:.3g} GB are too little for a stage of any cluster"
-        )
+        first = f"its {size(kinds[kind].memory_bytes)} are too little for a stage of any cluster"
     else:
         first = "with one more stage no cluster fits the memory of its other members"
     if len(orders) >= rules.max_clusters:
-        return f"{first}, and no more than {_count(rules.max_clusters, 'cluster')} may be formed"
-    together = sum(kinds[other].memory_bytes for other in idle_kinds) / 1e9
-    idle_ones = _count(len(idle_kinds), "idle provider")
-    return f"{first}, and the {idle_ones} with {together:.3g} GB in total cannot form another one"
+        return f"{first}, and no more than {quantity(rules.max_clusters, 'cluster')} may be formed"
+    together = size(sum(kinds[other].memory_bytes for other in idle_kinds))
+    idle_ones = quantity(len(idle_kinds), "idle provider")
+    return f"{first}, and the {idle_ones} with {together} in total cannot form another one"
 
 
 def _would_fit_with_memory(
@@ -184,19 +181,6 @@ def _would_fit_with_memory(
         if len(order) < problem.rules.max_size
         for place in range(len(order) + 1)
     )
-
-
-def gigabytes(first: float, second: float) -> tuple[str, str]:
-    """Both figures with as many digits as it takes to tell them apart."""
-    for digits in range(3, 12):
-        texts = f"{first / 1e9:.{digits}g} GB", f"{second / 1e9:.{digits}g} GB"
-        if texts[0] != texts[1]:
-            break
-    return texts
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
 def _name(provider: ProviderSpec) -> str:

@@ -1,0 +1,59 @@
+"""What the library logs, as lines of a terminal program: steps as they are, `warning: …`.
+
+A plan carries the warnings about it, and every way of printing a plan shows them. So a command that
+prints plans holds warnings back, and at the end shows those that no plan has shown.
+"""
+
+import logging
+import sys
+from collections.abc import Iterable
+from types import TracebackType
+
+import click
+
+
+class Messages(logging.Handler):
+    """In force between `with` and its end; `show_steps` and `hold` are the command's to call."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self._logger = logging.getLogger("ravnest")
+        self._before = self._logger.level, self._logger.propagate
+        self._held: list[str] | None = None
+
+    def show_steps(self) -> None:
+        self.setLevel(logging.INFO)
+
+    def hold(self) -> None:
+        self._held = []
+
+    def shown_elsewhere(self, warnings: Iterable[str]) -> None:
+        self._held = [text for text in self._held or [] if text not in set(warnings)]
+
+    def emit(self, record: logging.LogRecord) -> None:
+        text = record.getMessage()
+        if record.levelno < logging.WARNING:
+            click.echo(text, file=sys.stderr)
+        elif self._held is None:
+            click.echo(f"warning: {text}", file=sys.stderr)
+        else:
+            self._held.append(text)
+
+    def __enter__(self) -> "Messages":
+        self._logger.addHandler(self)
+        self._logger.setLevel(logging.INFO)
+        # Nor may the script's own logging, if it has any, print them again.
+        self._logger.propagate = False
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._logger.removeHandler(self)
+        self._logger.setLevel(self._before[0])
+        self._logger.propagate = self._before[1]
+        for text in self._held or []:
+            click.echo(f"warning: {text}", file=sys.stderr)
