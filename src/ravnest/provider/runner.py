@@ -74,8 +74,8 @@ class Meter:
     staleness: int = 0
     """Sum over backwards of the updates that their weights lacked."""
     worst_staleness: int = 0
-    coalesced: int = 0
-    """Batches beyond the first that an update took along."""
+    batches: float = 0.0
+    """Applied by updates; more than there were updates if some took several along."""
     started: float = field(default_factory=time.monotonic)
 
 
@@ -168,7 +168,13 @@ class StageRunner:
         key = plan.Key(of.batch, of.part)
         self._work[key] = work
         self.schedule.handle(
-            plan.ForwardReady(key, of.update, of.closes_update, trains=work.message.task == "train")
+            plan.ForwardReady(
+                key,
+                of.update,
+                of.closes_update,
+                weight=of.rows / max(of.batch_rows, 1),
+                trains=work.message.task == "train",
+            )
         )
 
     def _gradients_arrived(
@@ -297,7 +303,7 @@ class StageRunner:
             total_squared_norm=self._total_norm(instruction) if self._clips else None,
         )
         self.meter.updates += 1
-        self.meter.coalesced += instruction.batches - 1
+        self.meter.batches += instruction.batches
         if self._tied.has_news:  # the new version is in nobody's use yet
             self._tied.adopt()
         if self._leaf is not None:

@@ -209,6 +209,10 @@ class Link:
             self._give_up(PeerError(f"{self.peer} sent something unreadable: {error}"))
         except PeerError as error:
             self._give_up(error)
+        except asyncio.CancelledError:  # how a server learns that a call is over
+            if self._stream is stream:
+                self._broke("the connection was cut")
+            raise
 
     async def _dial_again_and_again(self, network: Network) -> None:
         pause = self._patience.retry_s

@@ -32,6 +32,8 @@ class MemoryNetwork:
     def __init__(self, hub: MemoryHub) -> None:
         self._hub = hub
         self._address: str | None = None
+        self._dialled: list[_Pipe] = []
+        self._closed = False
 
     async def listen(self, address: str, handler: StreamHandler) -> None:
         if address in self._hub.handlers:
@@ -40,17 +42,21 @@ class MemoryNetwork:
         self._hub.handlers[address] = handler
 
     async def dial(self, address: str) -> ChunkStream:
-        handler = self._hub.handlers.get(address)
+        handler = None if self._closed else self._hub.handlers.get(address)
         if handler is None:
             raise StreamError(f"nothing listens at {address}", nobody_there=True)
         pipe = _Pipe()
         self._hub.streams[address].append(pipe)
+        self._dialled.append(pipe)
         task = asyncio.ensure_future(_serve(handler, _End(pipe, here=1)))
         self._hub.tasks.add(task)
         task.add_done_callback(self._hub.tasks.discard)
         return _End(pipe, here=0)
 
     async def close(self) -> None:
+        self._closed = True
+        for pipe in self._dialled:
+            pipe.break_off()
         if self._address is not None:
             del self._hub.handlers[self._address]
             self._hub.cut(self._address)

@@ -43,6 +43,24 @@ class Precision:
         return torch.autocast(device.type, dtype=self.autocast)
 
 
+@contextlib.contextmanager
+def _buffers_copied(stage: StageModule) -> Iterator[None]:
+    """Let a repeated forward write to copies of the buffers: the first one has counted already."""
+    originals = [
+        (module._buffers, name, buffer)
+        for module in stage.modules()
+        for name, buffer in module._buffers.items()
+        if buffer is not None
+    ]
+    for registry, name, buffer in originals:
+        registry[name] = buffer.clone()
+    try:
+        yield
+    finally:
+        for registry, name, buffer in originals:
+            registry[name] = buffer
+
+
 class StagePasses:
     """Runs the passes of one stage over its weight versions."""
 
@@ -122,8 +140,8 @@ class StagePasses:
             roots.append(item.loss)
             seeds.append(None)
         for number, gradient in gradients.items():
-            # A value that is only handed on under its own number has no gradient to add here.
-            if number in item.inputs:
+            # A value that is only handed on has no gradient to add here.
+            if number in item.inputs or number not in item.outputs:
                 continue
             value = item.outputs[number]
             if value.requires_grad:
@@ -134,15 +152,14 @@ class StagePasses:
     def _again(self, item: Pass) -> Values:
         """The forward once more: same weights, same random numbers, buffers left as they are."""
         self.stage.train()
-        buffers = [(buffer, buffer.clone()) for buffer in self.stage.buffers()]
-        with self.versions.used(item.version), torch.random.fork_rng(devices=[]):
-            assert item.random_state is not None
+        assert item.random_state is not None
+        with (
+            self.versions.used(item.version),
+            _buffers_copied(self.stage),
+            torch.random.fork_rng(devices=[]),
+        ):
             torch.set_rng_state(item.random_state)
-            outputs = self._run(item.inputs)
-        with torch.no_grad():
-            for buffer, value in buffers:
-                buffer.copy_(value)
-        return outputs
+            return self._run(item.inputs)
 
     # ---- evaluation ----
 

@@ -65,7 +65,7 @@ class Updater:
                 f"lr_scheduler_params={dict(params)!r}: {error}"
             ) from error
 
-    def squared_norm(self, batches: int) -> float:
+    def squared_norm(self, batches: float) -> float:
         """Of this stage's own gradients, as they would be applied."""
         gradients = [p.grad for p in self._owned if p.grad is not None]
         if not gradients:
@@ -77,7 +77,7 @@ class Updater:
         self,
         version: int,
         *,
-        batches: int,
+        batches: float,
         in_place: bool,
         total_squared_norm: float | None = None,
     ) -> None:
@@ -97,7 +97,7 @@ class Updater:
         if self.scheduler is not None and not self._settings.lr_step_on_epoch_change:
             self.scheduler.step()
 
-    def _factor(self, batches: int, total_squared_norm: float | None) -> float:
+    def _factor(self, batches: float, total_squared_norm: float | None) -> float:
         factor = 1.0 / batches
         limit = self._settings.clip_norm
         if limit is not None and total_squared_norm is not None:

@@ -25,7 +25,7 @@ each batch lack one at all. On the last stage nothing is ever in flight, and no 
 """
 
 from collections import deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal
 
 
@@ -48,6 +48,8 @@ class ForwardReady:
     update: int
     """The optimizer step that this micro-batch contributes to, counted over the run."""
     closes_update: bool
+    weight: float = 1.0
+    """Share of its batch that it makes up."""
     trains: bool = True
 
 
@@ -100,11 +102,14 @@ class Evaluate:
 
 @dataclass(frozen=True, slots=True)
 class Update:
-    """Apply the gradients of `batches` batches; the result is version `version`."""
+    """Apply the gradients of `batches` batches; the result is version `version`.
+
+    Not a whole number if an update had to wait, and parts of the next batch have come meanwhile.
+    """
 
     update: int
     version: int
-    batches: int
+    batches: float
     in_place: bool
     """The old version is in nobody's use and may be overwritten."""
 
@@ -143,6 +148,7 @@ class _InFlight:
     staleness: int
     update: int
     closes_update: bool
+    weight: float
 
 
 @dataclass(slots=True)
@@ -150,11 +156,9 @@ class _Gradients:
     """What has been accumulated and not applied."""
 
     update: int = 0
-    batches: int = 0
+    batches: float = 0.0
     complete: bool = False
     """The last micro-batch of an update is in."""
-    started: set[int] = field(default_factory=set)
-    """Batches that have contributed."""
 
 
 class StageSchedule:
@@ -244,7 +248,10 @@ class StageSchedule:
         self._users[self._version] = 0
         self._updates_done = gradients.update + 1
         self._gradients = _Gradients()
-        return Update(gradients.update, self._version, gradients.batches, in_place)
+        whole = round(gradients.batches)  # the shares of a batch add up to one, but for rounding
+        exact = abs(gradients.batches - whole) < 1e-6
+        batches = float(whole) if exact else gradients.batches
+        return Update(gradients.update, self._version, batches, in_place)
 
     def _next_backward(self) -> Backward | None:
         if not self._backwards:
@@ -258,9 +265,7 @@ class StageSchedule:
         gradients = self._gradients
         gradients.update = item.update
         gradients.complete = gradients.complete or item.closes_update
-        if key.batch not in gradients.started:
-            gradients.started.add(key.batch)
-            gradients.batches += 1
+        gradients.batches += item.weight
         return Backward(key, item.version, item.staleness, freed)
 
     def _next_in_line(self) -> Instruction | None:
@@ -279,7 +284,7 @@ class StageSchedule:
         self._line.popleft()
         staleness = max(0, first.update - self._updates_done)
         self._in_flight[first.key] = _InFlight(
-            self._version, staleness, first.update, first.closes_update
+            self._version, staleness, first.update, first.closes_update, first.weight
         )
         self._users[self._version] += 1
         if self.rules.is_last:

@@ -1,0 +1,180 @@
+"""Whole pipelines in one process: every provider with its own threads' worth of state, one network.
+
+Providers are real (`ProviderRuntime`, `StageRunner`), only the sockets are missing.
+"""
+
+import contextlib
+import itertools
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from ravnest.planning.study import study
+from ravnest.provider.assembly import StageSettings, build_runner
+from ravnest.provider.batches import part_bounds
+from ravnest.provider.proof import proof_of
+from ravnest.provider.runtime import Place, ProviderRuntime
+from ravnest.stage.local import bind_inputs
+from ravnest.stage.package import load_package, write_package
+from ravnest.wire import messages
+from ravnest.wire.endpoint import NetworkThread
+from ravnest.wire.link import Patience, Peer
+from ravnest.wire.memory import MemoryHub, MemoryNetwork
+
+QUICK = Patience(connect_s=10, resume_s=1.0, nobody_s=0.3, retry_s=0.02, report_s=5)
+_ports = itertools.count(1)
+
+
+def even_cuts(studied, stages):
+    places = [p for p, place in enumerate(studied.places) if place is not None][1:-1]
+    return [places[len(places) * k // stages] for k in range(1, stages)]
+
+
+@dataclass
+class Cluster:
+    """All providers of one pipeline, and the counters a Root keeps."""
+
+    hub: MemoryHub
+    thread: NetworkThread
+    runtimes: list
+    packages: list
+    losses: list
+    parts: int
+    update_frequency: int
+    batch: int = 0
+    update: int = 0
+    in_update: int = 0
+
+    @property
+    def root(self):
+        return self.runtimes[0]
+
+    def train(self, *inputs, item=None):
+        """One batch, as Node.forward_compute sends it."""
+        graph = self.packages[0].graph
+        values = dict(bind_inputs(graph.arguments, inputs, {}))
+        rows = inputs[0].shape[0]
+        closes = self.in_update + 1 == self.update_frequency
+        for part, (first, last) in enumerate(part_bounds(rows, min(self.parts, rows))):
+            parts = min(self.parts, rows)
+            of = messages.MicroBatch(
+                batch=self.batch,
+                part=part,
+                parts=parts,
+                rows=last - first,
+                batch_rows=rows,
+                update=self.update,
+                closes_update=closes and part + 1 == parts,
+            )
+            proof = proof_of(inputs if item is None else item) if part == 0 else ()
+            message = messages.Forward(of=of, task="train", carried=(), proof=proof)
+            self.root.submit(message, {n: v[first:last] for n, v in values.items()})
+        self.batch += 1
+        self.in_update += 1
+        if closes:
+            self.update, self.in_update = self.update + 1, 0
+
+    def order(self, order):
+        reply = self.root.order(order)
+        if order == "epoch" and self.in_update:
+            self.update, self.in_update = self.update + 1, 0
+        return reply
+
+    def state(self):
+        """Every tensor from the stage that owns it."""
+        found = {}
+        for runtime in self.runtimes:
+            stage = runtime.runner._passes.stage
+            tensors = runtime.ask(
+                lambda stage=stage: {n: t.detach().clone() for n, t in stage.tensors().items()}
+            )
+            for spec in stage.graph.tensors:
+                if spec.owner:
+                    found[spec.name] = tensors[spec.name]
+        return found
+
+    def close(self):
+        for runtime in self.runtimes:
+            runtime.close(0.5)
+        self.thread.stop()
+
+
+def build(model, example, folder, settings, *, stages=3, cuts=None, parts=1, update_frequency=1):
+    studied = study(model, example)
+    graphs = studied.stages(cuts if cuts is not None else even_cuts(studied, stages))
+    weights = {name: held.tensor for name, held in studied.held.items()}
+    hub, thread = MemoryHub(), NetworkThread()
+    thread.start()
+    base = next(_ports) * 100
+    peers = [Peer(f"node_{k}", f"127.0.0.1:{base + k}") for k in range(len(graphs))]
+    packages, losses = [], []
+    for k, graph in enumerate(graphs):
+        write_package(folder / str(k), graph, weights, plan_id="p", cluster=0)
+        packages.append(load_package(folder / str(k)))
+
+    def make(k):
+        def runner(runtime):
+            stage = packages[k].module(model=model)
+            return build_runner(packages[k], stage, settings(k), runtime)
+
+        place = Place(
+            run="run",
+            node=peers[k].node,
+            listen=peers[k].address,
+            previous=peers[k - 1] if k else None,
+            next=peers[k + 1] if k + 1 < len(peers) else None,
+        )
+        return ProviderRuntime(
+            place,
+            lambda: MemoryNetwork(hub),
+            runner,
+            patience=QUICK,
+            queue_limit=4 * parts + 4,
+            on_batch=(lambda of, loss: losses.append(loss)) if k == 0 else None,
+            network_thread=thread,
+        )
+
+    cluster = Cluster(hub, thread, [], packages, losses, parts, update_frequency)
+    for k in range(len(graphs)):
+        runtime = make(k)
+        runtime.start()
+        cluster.runtimes.append(runtime)
+    return cluster
+
+
+@contextlib.contextmanager
+def pipeline(*args, **kwargs):
+    cluster = build(*args, **kwargs)
+    try:
+        yield cluster
+    finally:
+        cluster.close()
+
+
+def settings_for(labels, criterion, update, **more):
+    """The same settings for every stage, as one script gives them."""
+    from ravnest.provider.leaf import LeafSettings
+
+    leaf = LeafSettings(criterion=criterion, labels=labels, **more.pop("leaf", {}))
+    settings = StageSettings(update=update, leaf=leaf, **more)
+    return lambda k: settings
+
+
+class TiedModel(nn.Module):
+    """Words in, words out, with one embedding for both ends and a skip past the middle."""
+
+    def __init__(self, words=11, width=8):
+        super().__init__()
+        self.embed = nn.Embedding(words, width)
+        self.position = nn.Parameter(torch.randn(5, width) * 0.1)
+        self.layers = nn.ModuleList(nn.Linear(width, width) for _ in range(4))
+        self.norm = nn.LayerNorm(width)
+        self.head = nn.Linear(width, words, bias=False)
+        self.head.weight = self.embed.weight
+
+    def forward(self, words):
+        first = x = self.embed(words) + self.position
+        for layer in self.layers:
+            x = x + torch.tanh(layer(x))
+        return self.head(self.norm(x + first))

@@ -1,0 +1,285 @@
+"""Providers together compute what one machine computes, and fail together when one fails."""
+
+import copy
+import threading
+
+import msgspec
+import pytest
+import torch
+from pipelines import TiedModel, pipeline, settings_for
+from torch import nn
+
+from ravnest.errors import DataError, PeerError, RunError
+from ravnest.provider.compute.updating import UpdateSettings
+from ravnest.provider.inbox import Stop
+from ravnest.stage import structure
+from ravnest.wire import messages
+
+SGD = UpdateSettings(optimizer=torch.optim.SGD, optimizer_params={"lr": 0.1, "momentum": 0.9})
+ADAM = UpdateSettings(optimizer=torch.optim.Adam, optimizer_params={"lr": 0.01})
+ADAMW = UpdateSettings(
+    optimizer=torch.optim.AdamW,
+    optimizer_params={"lr": 0.01, "weight_decay": 0.1},
+    lr_scheduler=torch.optim.lr_scheduler.StepLR,
+    lr_scheduler_params={"step_size": 3, "gamma": 0.5},
+    lr_step_on_epoch_change=False,
+    clip_norm=0.3,
+)
+
+
+def words(batches=7, rows=6):
+    torch.manual_seed(3)
+    return [torch.randint(0, 11, (rows, 5)) for _ in range(batches)]
+
+
+def loss_of(outputs, batch):
+    return nn.functional.cross_entropy(outputs.flatten(0, 1), batch.roll(1, 1).flatten())
+
+
+def one_machine(model, batches, update, update_frequency=1, epochs=1):
+    """The reference: plain PyTorch with gradient accumulation."""
+    optimizer = update.optimizer(model.parameters(), **update.optimizer_params)
+    scheduler = None
+    if update.lr_scheduler is not None:
+        scheduler = update.lr_scheduler(optimizer, **update.lr_scheduler_params)
+    losses = []
+
+    def step(count):
+        for parameter in model.parameters():
+            if parameter.grad is not None:
+                parameter.grad /= count
+        if update.clip_norm is not None:
+            nn.utils.clip_grad_norm_(model.parameters(), update.clip_norm)
+        optimizer.step()
+        optimizer.zero_grad()
+        if scheduler is not None and not update.lr_step_on_epoch_change:
+            scheduler.step()
+
+    for _ in range(epochs):
+        waiting = 0
+        for batch in batches:
+            loss = loss_of(model(batch), batch)
+            loss.backward()
+            losses.append(float(loss.detach()))
+            waiting += 1
+            if waiting == update_frequency:
+                step(waiting)
+                waiting = 0
+        if waiting:
+            step(waiting)
+        if scheduler is not None and update.lr_step_on_epoch_change:
+            scheduler.step()
+    return losses
+
+
+def train(model, folder, batches, update, epochs=1, **options):
+    build = {
+        key: options.pop(key) for key in ("stages", "parts", "update_frequency") if key in options
+    }
+    settings = settings_for(batches, loss_of, update, **options)
+    with pipeline(model, (batches[0],), folder, settings, **build) as cluster:
+        for _ in range(epochs):
+            for batch in batches:
+                cluster.train(batch)
+            cluster.order("epoch")
+        return cluster.state(), list(cluster.losses), [r.runner.meter for r in cluster.runtimes]
+
+
+def difference(state, model):
+    expected = dict(model.named_parameters())
+    assert state.keys() >= expected.keys()
+    return max(float((state[name] - value).abs().max()) for name, value in expected.items())
+
+
+@pytest.mark.parametrize("update", [SGD, ADAMW], ids=["sgd", "adamw, schedule, clipping"])
+@pytest.mark.parametrize(
+    ("stages", "parts", "update_frequency"), [(1, 1, 1), (2, 1, 1), (3, 2, 1), (4, 3, 2), (3, 1, 3)]
+)
+def test_a_synchronous_pipeline_is_one_machine(tmp_path, update, stages, parts, update_frequency):
+    """Tied weights, a skip connection, accumulation that does not divide the epoch, clipping."""
+    torch.manual_seed(0)
+    model = TiedModel()
+    reference = copy.deepcopy(model)
+    batches = words()
+    state, losses, _ = train(
+        model,
+        tmp_path,
+        batches,
+        update,
+        epochs=2,
+        schedule="sync",
+        stages=stages,
+        parts=parts,
+        update_frequency=update_frequency,
+    )
+    expected = one_machine(reference, batches, update, update_frequency, epochs=2)
+    assert difference(state, reference) < 1e-5
+    assert losses == pytest.approx(expected, abs=1e-5)
+
+
+@pytest.mark.parametrize("recompute", [False, True])
+def test_activations_computed_again_change_nothing(tmp_path, recompute):
+    torch.manual_seed(0)
+    model = nn.Sequential(
+        nn.Linear(5, 9), nn.BatchNorm1d(9), nn.Dropout(0.4), nn.ReLU(), nn.Linear(9, 5)
+    )
+    reference = copy.deepcopy(model)
+    batches = [torch.randn(6, 5) for _ in range(5)]
+    criterion = lambda outputs, batch: (outputs - batch).square().mean()  # noqa: E731
+    settings = settings_for(batches, criterion, SGD, schedule="sync", recompute=recompute)
+    with pipeline(model, (batches[0],), tmp_path, settings, stages=2) as cluster:
+        for batch in batches:
+            torch.manual_seed(1)
+            cluster.train(batch)
+            cluster.order("flush")
+        state = cluster.state()
+    optimizer = SGD.optimizer(reference.parameters(), **SGD.optimizer_params)
+    for batch in batches:
+        torch.manual_seed(1)
+        optimizer.zero_grad()
+        criterion(reference(batch), batch).backward()
+        optimizer.step()
+    for name, value in reference.state_dict().items():
+        torch.testing.assert_close(state[name], value)
+
+
+def test_an_asynchronous_pipeline_learns(tmp_path):
+    """Nothing is lost on the way: every batch is in some update, and the loss goes down."""
+    torch.manual_seed(0)
+    batches = words(batches=20)
+    _, losses, meters = train(TiedModel(), tmp_path, batches, ADAM, epochs=4, stages=4, parts=3)
+    assert len(losses) == 80
+    assert sum(losses[-10:]) < 0.8 * sum(losses[:10])
+    assert [meter.backwards for meter in meters] == [240] * 4
+    assert [meter.batches for meter in meters] == pytest.approx([80] * 4)
+    assert meters[-1].worst_staleness == 0
+    assert meters[0].worst_staleness <= 1
+
+
+def test_stashing_every_version_is_possible(tmp_path):
+    torch.manual_seed(0)
+    batches = words(batches=12)
+    _, _, meters = train(TiedModel(), tmp_path, batches, SGD, stages=4, max_versions=99)
+    assert [meter.updates for meter in meters] == [12] * 4
+
+
+def test_a_cut_connection_is_not_noticed_by_the_result(tmp_path):
+    """Streams break in the middle of a synchronous run: the same weights to the last bit."""
+    torch.manual_seed(0)
+    model = TiedModel()
+    reference = copy.deepcopy(model)
+    batches = words(batches=12)
+    settings = settings_for(batches, loss_of, SGD, schedule="sync")
+    with pipeline(model, (batches[0],), tmp_path, settings, stages=3, parts=2) as cluster:
+        for number, batch in enumerate(batches):
+            cluster.train(batch)
+            if number % 4 == 1:
+                for runtime in cluster.runtimes:
+                    address = runtime.place.listen
+                    cluster.thread.loop.call_soon_threadsafe(cluster.hub.cut, address, number)
+        cluster.order("epoch")
+        state = cluster.state()
+        assert sum(link.traffic.breaks for r in cluster.runtimes for link in r._links.values())
+    one_machine(reference, batches, SGD)
+    assert difference(state, reference) < 1e-5
+
+
+# ---- when something goes wrong ----------------------------------------------------------------
+
+
+def broken_pipeline(tmp_path, labels, criterion=loss_of, stages=3):
+    settings = settings_for(labels, criterion, SGD)
+    return pipeline(TiedModel(), (words()[0],), tmp_path, settings, stages=stages)
+
+
+def fails_for_all(cluster, message):
+    """The Root's caller gets the error, and so does everybody who waits elsewhere."""
+
+    def train():
+        for batch in words(batches=30):
+            cluster.train(batch)
+        cluster.order("epoch")
+
+    with pytest.raises(RunError, match=message):
+        train()
+    for runtime in cluster.runtimes:
+        with pytest.raises(RunError, match=message):
+            runtime.wait_until_trained()
+
+
+def test_other_data_on_the_leaf_is_an_error_for_everybody(tmp_path):
+    labels = list(reversed(words()))
+    with broken_pipeline(tmp_path, labels) as cluster:
+        fails_for_all(cluster, "not on the same batch")
+        assert isinstance(cluster.runtimes[-1].failure, DataError)
+        assert isinstance(cluster.root.failure, PeerError)
+        assert "node_2" in str(cluster.root.failure)
+
+
+def test_too_few_labels_are_an_error(tmp_path):
+    with broken_pipeline(tmp_path, words()[:2]) as cluster:
+        fails_for_all(cluster, "ends before the Root's data does")
+
+
+def test_a_criterion_that_raises_is_named(tmp_path):
+    def criterion(outputs, batch):
+        raise KeyError("no such label")
+
+    with broken_pipeline(tmp_path, words(), criterion) as cluster:
+        fails_for_all(cluster, "node_2 failed: KeyError|KeyError")
+
+
+@pytest.mark.parametrize("victim", [0, 1, 2])
+def test_a_provider_that_dies_is_named_by_the_others(tmp_path, victim):
+    settings = settings_for(words(batches=300), loss_of, SGD)
+    with pipeline(TiedModel(), (words()[0],), tmp_path, settings, stages=3) as cluster:
+        for batch in words():
+            cluster.train(batch)
+        dead = cluster.runtimes[victim]
+        cluster.thread.call(dead._endpoint._network.close())
+        dead._inbox.put(Stop())
+        for number, runtime in enumerate(cluster.runtimes):
+            if number != victim:
+                waiting = threading.Thread(target=runtime._training_over.wait)
+                waiting.start()
+                waiting.join(20)
+                assert not waiting.is_alive()
+                assert isinstance(runtime.failure, PeerError)
+                assert f"node_{victim}" in str(runtime.failure)
+
+
+def test_validation_and_prediction_go_through_the_split_model(tmp_path):
+    torch.manual_seed(0)
+    model = TiedModel()
+    batches = words(batches=3)
+    targets = [batch.roll(1, 1) for batch in batches]
+    items = list(zip(batches, targets, strict=True))
+    leaf = {"test_labels": items, "accuracy_file": tmp_path / "val_accuracies.txt"}
+    criterion = lambda outputs, batch: loss_of(outputs, batch[0])  # noqa: E731
+    settings = settings_for(items, criterion, SGD, leaf=leaf)
+    model.eval()
+    with torch.no_grad():
+        right = [model(x).argmax(-1) == y for x, y in items]
+    expected = float(torch.cat(right).float().mean())
+    with pipeline(model, (batches[0],), tmp_path, settings, stages=3) as cluster:
+        for number, x in enumerate(batches):
+            of = messages.MicroBatch(
+                batch=number, part=0, parts=1, rows=6, batch_rows=6, update=0, closes_update=False
+            )
+            future = cluster.root.expect_result(number)
+            cluster.root.submit(
+                messages.Forward(of=of, task="validate", carried=(), proof=()), {0: x}
+            )
+            future.result(10)
+        metrics = cluster.order("validation").metrics
+        assert metrics["accuracy"] == pytest.approx(expected)
+        of = messages.MicroBatch(
+            batch=9, part=0, parts=1, rows=6, batch_rows=6, update=0, closes_update=False
+        )
+        future = cluster.root.expect_result(9)
+        cluster.root.submit(messages.Forward(of=of, task="predict", carried=()), {0: batches[0]})
+        answer, tensors = future.result(10)
+        found = structure.rebuild(msgspec.json.decode(answer.structure), lambda n: tensors[n])
+        with torch.no_grad():
+            torch.testing.assert_close(found, model(batches[0]))
+    assert float((tmp_path / "val_accuracies.txt").read_text()) == pytest.approx(expected)

@@ -1,0 +1,277 @@
+"""The order of work on a stage: the documented table, and what must hold in every history."""
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ravnest.provider.schedule.pipeline import (
+    Backward,
+    BackwardReady,
+    CommandReady,
+    Evaluate,
+    Forward,
+    ForwardReady,
+    Key,
+    Obey,
+    Rules,
+    StageSchedule,
+    Update,
+    UpdateAllowed,
+)
+from ravnest.provider.schedule.window import InFlightWindow, WindowLimits
+
+
+def ready(batch, part=0, parts=1, per_update=1):
+    closes = part + 1 == parts and (batch + 1) % per_update == 0
+    return ForwardReady(Key(batch, part), batch // per_update, closes, weight=1 / parts)
+
+
+def names(instructions):
+    """F0.1[0], B0.1, U→1 as in the module's own table."""
+    found = []
+    for item in instructions:
+        match item:
+            case Forward(key, version):
+                found.append(f"F{key.batch}.{key.part}[{version}]")
+            case Backward(key):
+                found.append(f"B{key.batch}.{key.part}")
+            case Update(version=version):
+                found.append(f"U→{version}")
+            case Evaluate(key):
+                found.append(f"E{key.batch}.{key.part}")
+            case Obey(command):
+                found.append(command.name)
+    return " ".join(found)
+
+
+def drain(schedule):
+    found = []
+    while (item := schedule.next()) is not None:
+        found.append(item)
+    return found
+
+
+def simulate(stages, batches, parts=1, per_update=1, schedule="async", **rules):
+    """Lets every stage do one pass per tick; returns what each stage did."""
+    plans = [
+        StageSchedule(Rules(is_last=k == stages - 1, schedule=schedule, **rules), limit=stages - k)
+        for k in range(stages)
+    ]
+    inputs = [ready(b, p, parts, per_update) for b in range(batches) for p in range(parts)]
+    by_key = {event.key: event for event in inputs}
+    for event in inputs:
+        plans[0].handle(event)
+    history = [[] for _ in range(stages)]
+    busy = True
+    while busy:
+        busy, messages = False, []
+        for k, plan in enumerate(plans):
+            while (item := plan.next()) is not None:
+                history[k].append(item)
+                busy = True
+                match item:
+                    case Forward(key) if k + 1 < stages:
+                        messages.append((k + 1, by_key[key]))
+                    case Backward(key) if k > 0:
+                        messages.append((k - 1, BackwardReady(key)))
+                if not isinstance(item, Update):
+                    break
+        for target, event in messages:
+            plans[target].handle(event)
+    return history, plans
+
+
+def test_the_table_in_the_documentation():
+    """Stage 0 of 3, two micro-batches a batch."""
+    schedule = StageSchedule(Rules(is_last=False), limit=3)
+    for batch in range(4):
+        for part in range(2):
+            schedule.handle(ready(batch, part, 2))
+    done = drain(schedule)
+    for key in (Key(0, 0), Key(0, 1), Key(1, 0), Key(1, 1)):
+        schedule.handle(BackwardReady(key))
+        done += drain(schedule)
+    assert names(done) == (
+        "F0.0[0] F0.1[0] F1.0[0] B0.0 F1.1[0] B0.1 U→1 F2.0[1] B1.0 F2.1[1] B1.1 U→2 F3.0[2]"
+    )
+
+
+def test_a_synchronous_stage_waits_for_its_update():
+    schedule = StageSchedule(Rules(is_last=False, schedule="sync"), limit=4)
+    for batch in range(2):
+        for part in range(2):
+            schedule.handle(ready(batch, part, 2))
+    assert names(drain(schedule)) == "F0.0[0] F0.1[0]"
+    schedule.handle(BackwardReady(Key(0, 0)))
+    assert names(drain(schedule)) == "B0.0"
+    schedule.handle(BackwardReady(Key(0, 1)))
+    assert names(drain(schedule)) == "B0.1 U→1 F1.0[1] F1.1[1]"
+
+
+def test_the_last_stage_goes_back_at_once():
+    schedule = StageSchedule(Rules(is_last=True), limit=1)
+    for batch in range(3):
+        schedule.handle(ready(batch))
+    assert names(drain(schedule)) == "F0.0[0] B0.0 U→1 F1.0[1] B1.0 U→2 F2.0[2] B2.0 U→3"
+
+
+def test_gradients_are_coalesced_when_no_version_is_free():
+    """One micro-batch a batch, three in flight: with two versions the third update must wait."""
+    schedule = StageSchedule(Rules(is_last=False, max_versions=2), limit=3)
+    for batch in range(6):
+        schedule.handle(ready(batch))
+    done = drain(schedule)
+    for batch in range(4):
+        schedule.handle(BackwardReady(Key(batch, 0)))
+        done += drain(schedule)
+    assert (
+        names(done) == "F0.0[0] F1.0[0] F2.0[0] B0.0 U→1 F3.0[1] B1.0 F4.0[1] B2.0 U→2 F5.0[2] B3.0"
+    )
+    assert [item.batches for item in done if isinstance(item, Update)] == [1, 2]
+
+
+def test_plain_stashing_updates_after_every_batch():
+    schedule = StageSchedule(Rules(is_last=False, max_versions=99), limit=3)
+    for batch in range(5):
+        schedule.handle(ready(batch))
+    done = drain(schedule)
+    for batch in range(3):
+        schedule.handle(BackwardReady(Key(batch, 0)))
+        done += drain(schedule)
+    assert names(done) == "F0.0[0] F1.0[0] F2.0[0] B0.0 U→1 F3.0[1] B1.0 U→2 F4.0[2] B2.0 U→3"
+
+
+def test_commands_wait_for_everything_before_them_and_finish_a_started_update():
+    schedule = StageSchedule(Rules(is_last=False), limit=2)
+    for batch in range(3):
+        schedule.handle(ready(batch, per_update=2))
+    schedule.handle(CommandReady("epoch", 1))
+    schedule.handle(ForwardReady(Key(3, 0), 2, False))
+    done = drain(schedule)
+    for batch in range(3):
+        schedule.handle(BackwardReady(Key(batch, 0)))
+        done += drain(schedule)
+    assert names(done) == "F0.0[0] F1.0[0] B0.0 F2.0[0] B1.0 U→1 B2.0 U→2 epoch F3.0[2]"
+    updates = [item for item in done if isinstance(item, Update)]
+    assert [(item.batches, item.in_place) for item in updates] == [(2, False), (1, True)]
+
+
+def test_evaluation_goes_in_line_without_a_backward():
+    schedule = StageSchedule(Rules(is_last=False), limit=1)
+    schedule.handle(ready(0))
+    schedule.handle(ForwardReady(Key(1, 0), 1, False, trains=False))
+    schedule.handle(ForwardReady(Key(2, 0), 1, False, trains=False))
+    assert names(drain(schedule)) == "F0.0[0] E1.0 E2.0"
+    assert schedule.in_flight == 1
+
+
+def test_an_update_waits_for_permission():
+    rules = Rules(is_last=True, schedule="sync", waits_for_permission=True)
+    schedule = StageSchedule(rules, limit=1)
+    schedule.handle(ready(0))
+    schedule.handle(ready(1))
+    assert names(drain(schedule)) == "F0.0[0] B0.0"
+    schedule.handle(UpdateAllowed(0))
+    assert names(drain(schedule)) == "U→1 F1.0[1] B1.0"
+
+
+@pytest.mark.parametrize(
+    ("event", "message"),
+    [
+        (ForwardReady(Key(0, 0), 0, True), "comes after"),
+        (BackwardReady(Key(7, 0)), "not in flight"),
+    ],
+)
+def test_impossible_events_are_refused(event, message):
+    schedule = StageSchedule(Rules(is_last=False), limit=2)
+    schedule.handle(ready(0))
+    schedule.next()
+    with pytest.raises(ValueError, match=message):
+        schedule.handle(event)
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    st.integers(1, 6),
+    st.integers(1, 8),
+    st.integers(1, 5),
+    st.integers(1, 3),
+    st.sampled_from(["async", "sync"]),
+    st.integers(2, 4),
+)
+def test_what_holds_in_every_pipeline(stages, batches, parts, per_update, kind, versions):
+    history, plans = simulate(
+        stages, batches, parts, per_update, schedule=kind, max_versions=versions
+    )
+    for k, (done, plan) in enumerate(zip(history, plans, strict=True)):
+        used = {}
+        alive, most_alive = {0}, 1
+        for item in done:
+            match item:
+                case Forward(key, version):
+                    used[key] = version
+                case Backward(key, version, staleness, frees):
+                    assert used[key] == version, "forward and backward use the same weights"
+                    assert kind == "async" or staleness == 0
+                    if frees:
+                        alive.discard(version)
+                case Update(version=version, in_place=in_place):
+                    if in_place:
+                        alive.discard(version - 1)
+                    alive.add(version)
+            most_alive = max(most_alive, len(alive))
+        assert most_alive <= max(versions, 1)
+        assert len(used) == batches * parts
+        assert sum(isinstance(i, Backward) for i in done) == batches * parts
+        assert plan.in_flight == 0
+        whole = batches // per_update
+        applied = sum(item.batches for item in done if isinstance(item, Update))
+        left = plan._gradients.batches
+        assert applied + left == pytest.approx(batches)
+        assert left < per_update
+        if kind == "sync" or parts >= stages - 1 or k == stages - 1:
+            steps = [item for item in done if isinstance(item, Update)]
+            assert len(steps) == whole, "nothing was coalesced"
+            assert all(item.batches == per_update for item in steps)
+
+
+def test_enough_parts_keep_the_weights_nearly_fresh():
+    """With S-1 parts or more, weights lack at most one update, and only for the first few parts."""
+    stages, parts = 4, 8
+    history, _ = simulate(stages, batches=10, parts=parts)
+    for k, done in enumerate(history):
+        stale = [item for item in done if isinstance(item, Backward) and item.staleness]
+        assert all(item.staleness == 1 for item in stale)
+        assert len(stale) <= 9 * (stages - 1 - k)
+
+
+# ---- how many are in flight -------------------------------------------------------------------
+
+
+def test_the_window_follows_the_round_trip():
+    """A way of 0.8 s that takes a micro-batch every 0.1 s holds eight; one more is here."""
+    window = InFlightWindow(WindowLimits(3, 100))
+    now = 0.0
+    for _ in range(64):
+        now += 0.1
+        window.returned(now - 0.8, now)
+    assert window.size == 9
+
+
+def test_queues_do_not_widen_the_window():
+    """Round trips grow when more is in flight than the way holds; the shortest one counts."""
+    window = InFlightWindow(WindowLimits(2, 100))
+    for number in range(64):
+        now = 0.1 * number
+        window.returned(now - (0.2 if number % 10 == 0 else 3.0), now)
+    assert window.size == 3
+
+
+def test_the_window_keeps_its_limits():
+    window = InFlightWindow(WindowLimits(3, 5))
+    sizes = set()
+    for number in range(64):
+        sizes.add(window.returned(0.1 * number - 10.0, 0.1 * number))
+    assert sizes == {3, 5}
+    with pytest.raises(ValueError, match="window of 3 to 2"):
+        InFlightWindow(WindowLimits(3, 2))

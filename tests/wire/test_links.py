@@ -1,0 +1,389 @@
+"""What a link promises, over every network there is."""
+
+import asyncio
+import contextlib
+import socket
+
+import pytest
+import torch
+
+from ravnest.errors import PeerError
+from ravnest.wire.encoding import Parcel
+from ravnest.wire.endpoint import Endpoint
+from ravnest.wire.framing import Ack, Limits, ack_chunk, chunks
+from ravnest.wire.grpc_network import GrpcNetwork
+from ravnest.wire.link import Arrived, Lost, Patience, Peer, Up
+from ravnest.wire.memory import MemoryHub, MemoryNetwork
+from ravnest.wire.messages import Command
+from ravnest.wire.session import Window
+from ravnest.wire.streams import ListenError, StreamError
+
+QUICK = Patience(
+    connect_s=5, resume_s=1.0, nobody_s=0.4, hello_s=2, retry_s=0.02, ack_s=0.01, report_s=0.2
+)
+
+
+def free_address():
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return f"127.0.0.1:{probe.getsockname()[1]}"
+
+
+class Party:
+    """One endpoint with what it has heard."""
+
+    def __init__(self, network, node, run="run", uses=True, **options):
+        self.events = asyncio.Queue()
+        self.uses = uses
+        self.address = free_address()
+        self.endpoint = Endpoint(
+            network, run=run, node=node, on_event=self._heard, patience=QUICK, **options
+        )
+        self.peer = Peer(node, self.address)
+
+    def _heard(self, event):
+        if self.uses and isinstance(event, Arrived):
+            event.link.consumed()
+        self.events.put_nowait(event)
+
+    async def next(self, kind=Arrived):
+        event = await asyncio.wait_for(self.events.get(), 10)
+        assert isinstance(event, kind), event
+        return event.parcel if kind is Arrived else event
+
+
+class World:
+    """A network of one kind, and the parties on it."""
+
+    def __init__(self, kind):
+        self.hub = MemoryHub() if kind == "memory" else None
+        self.parties = []
+
+    def party(self, node, **options):
+        network = MemoryNetwork(self.hub) if self.hub else GrpcNetwork()
+        party = Party(network, node, **options)
+        self.parties.append(party)
+        return party
+
+    async def pair(self, **options):
+        """Two parties, connected: the first one dials."""
+        a, b = self.party("a", **options), self.party("b", **options)
+        await a.endpoint.listen(a.address)
+        await b.endpoint.listen(b.address)
+        a.link = await a.endpoint.dial(b.peer)
+        b.link = await b.endpoint.expect(a.peer)
+        await a.next(Up)
+        await b.next(Up)
+        return a, b
+
+    async def end(self):
+        for party in self.parties:
+            await party.endpoint.close(0.2)
+
+
+@pytest.fixture(params=["memory", "grpc"])
+def run(request):
+    """Runs a test's coroutine in a fresh world."""
+
+    def run(scenario):
+        async def main():
+            world = World(request.param)
+            try:
+                await asyncio.wait_for(scenario(world), 60)
+            finally:
+                await world.end()
+
+        asyncio.run(main())
+
+    return run
+
+
+def numbered(number, *tensors):
+    return Parcel(Command(order="flush", number=number), tensors)
+
+
+def test_messages_arrive_in_order_in_both_directions(run):
+    async def scenario(world):
+        a, b = await world.pair()
+        x = torch.arange(1000.0)
+        for number in range(50):
+            a.link.send(numbered(number, x * number))
+            b.link.send(numbered(number))
+        for number in range(50):
+            found = await b.next()
+            assert found.message.number == number
+            assert torch.equal(found.tensors[0], x * number)
+            assert (await a.next()).message.number == number
+
+    run(scenario)
+
+
+def test_large_messages_arrive_whole(run):
+    async def scenario(world):
+        a, b = await world.pair()
+        x = torch.rand(3_000_001)
+        a.link.send(numbered(1, x, x[:7]))
+        found = await b.next()
+        assert torch.equal(found.tensors[0], x)
+        assert torch.equal(found.tensors[1], x[:7])
+
+    run(scenario)
+
+
+def test_a_neighbour_may_come_later(run):
+    async def scenario(world):
+        a, b = world.party("a"), world.party("b")
+        await a.endpoint.listen(a.address)
+        a.link = await a.endpoint.dial(b.peer)
+        a.link.send(numbered(1))
+        await asyncio.sleep(0.3)
+        await b.endpoint.listen(b.address)
+        b.link = await b.endpoint.expect(a.peer)
+        await b.next(Up)
+        assert (await b.next()).message.number == 1
+
+    run(scenario)
+
+
+def test_one_that_never_comes_is_named(run):
+    async def scenario(world):
+        a = world.party("a")
+        a.endpoint._patience = Patience(connect_s=0.3, retry_s=0.02, report_s=0.1)
+        await a.endpoint.listen(a.address)
+        await a.endpoint.dial(Peer("b", free_address()))
+        await a.endpoint.expect(Peer("c", free_address()))
+        lost = {(await a.next(Lost)).error.args[0] for _ in range(2)}
+        assert {text.split()[0] for text in lost} == {"b", "c"}
+
+    run(scenario)
+
+
+def test_everything_sent_arrives_before_a_link_closes(run):
+    async def scenario(world):
+        a, b = await world.pair()
+        for number in range(30):
+            a.link.send(numbered(number, torch.rand(100_000)))
+        assert await a.endpoint.close(10)
+        assert [(await b.next()).message.number for _ in range(30)] == list(range(30))
+
+    run(scenario)
+
+
+def test_a_dead_neighbour_is_noticed_on_both_sides(run):
+    async def scenario(world):
+        a, b = await world.pair()
+        await b.endpoint._network.close()  # as when its process dies
+        assert "b" in str((await a.next(Lost)).error)
+        await a.endpoint._network.close()
+        assert "a" in str((await b.next(Lost)).error)
+
+    run(scenario)
+
+
+def test_a_slow_consumer_holds_the_sender_back(run):
+    async def scenario(world):
+        a, b = await world.pair(uses=False, window=Window(bytes=100_000, frames=1000))
+        for number in range(20):
+            a.link.send(numbered(number, torch.zeros(5_000)))  # 20 kB each
+        heard = [await b.next() for _ in range(4)]
+        await asyncio.sleep(0.2)
+        assert b.events.qsize() <= 1
+        for _ in range(len(heard) + b.events.qsize()):
+            b.link.consumed()
+        b.uses = True
+        rest = [(await b.next()).message.number for _ in range(16)]
+        assert rest == list(range(4, 20))
+
+    run(scenario)
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"run": "another"}, "belongs to run 'another'"),
+        ({"node": "stranger"}, "does not expect a call from stranger"),
+    ],
+)
+def test_strangers_are_refused_and_told_why(run, changes, reason):
+    async def scenario(world):
+        b = world.party("b")
+        await b.endpoint.listen(b.address)
+        await b.endpoint.expect(Peer("a", free_address()))
+        stranger = world.party(**({"node": "a"} | changes))
+        await stranger.endpoint.listen(stranger.address)
+        await stranger.endpoint.dial(b.peer)
+        error = (await stranger.next(Lost)).error
+        assert isinstance(error, PeerError)
+        assert reason in str(error)
+
+    run(scenario)
+
+
+def test_a_restarted_neighbour_is_not_mistaken_for_the_old_one(run):
+    async def scenario(world):
+        a, b = await world.pair()
+        await a.endpoint._network.close()
+        again = world.party("a")
+        await again.endpoint.dial(b.peer)
+        assert "restarted" in str((await b.next(Lost)).error)
+
+    run(scenario)
+
+
+def test_an_address_in_use_is_said_to_be(run):
+    async def scenario(world):
+        a, b = world.party("a"), world.party("b")
+        await a.endpoint.listen(a.address)
+        with pytest.raises(ListenError, match=a.address):
+            await b.endpoint.listen(a.address)
+
+    run(scenario)
+
+
+@pytest.mark.parametrize(
+    "noise",
+    [
+        [b""],
+        [b"GET / HTTP/1.1\r\n\r\n"],
+        [bytes(48)],
+        [ack_chunk(Ack(0, 0))],
+        [bytes(range(256)) * 100],
+    ],
+    ids=["nothing", "another protocol", "zeros", "acknowledgement", "garbage"],
+)
+def test_noise_does_not_disturb_the_neighbours(run, noise):
+    async def scenario(world):
+        a, b = await world.pair()
+        caller = MemoryNetwork(world.hub) if world.hub else GrpcNetwork()
+        stream = await caller.dial(b.address)
+        with contextlib.suppress(StreamError):
+            for chunk in noise:
+                await stream.write(chunk)
+            while await stream.read() is not None:
+                pass
+        await stream.close()
+        await caller.close()
+        a.link.send(numbered(5))
+        assert (await b.next()).message.number == 5
+
+    run(scenario)
+
+
+def test_a_neighbour_that_sends_garbage_is_given_up(run):
+    async def scenario(world):
+        a, b = await world.pair()
+        await a.link._stream.write(b"garbage" * 20)
+        assert "unreadable" in str((await b.next(Lost)).error)
+
+    run(scenario)
+
+
+def test_an_oversized_message_is_refused(run):
+    async def scenario(world):
+        a, b = await world.pair(limits=Limits(body_bytes=10_000))
+        a.link.send(numbered(1, torch.zeros(10_000)))
+        assert "at most" in str((await b.next(Lost)).error)
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("later", [0, 1, 2, 5])
+def test_broken_streams_are_resumed_without_loss_or_repetition(later):
+    """Cut again and again while both sides talk; only the memory network can be cut at will."""
+
+    async def scenario():
+        world = World("memory")
+        a, b = await world.pair()
+        for number in range(60):
+            a.link.send(numbered(number, torch.rand(300_000)))
+            b.link.send(numbered(number))
+            if number % 7 == 3:
+                world.hub.cut(b.address, later)
+            await asyncio.sleep(0.003)
+        assert [(await b.next()).message.number for _ in range(60)] == list(range(60))
+        assert [(await a.next()).message.number for _ in range(60)] == list(range(60))
+        assert a.link.traffic.breaks >= 3
+        await world.end()
+
+    asyncio.run(asyncio.wait_for(scenario(), 60))
+
+
+def test_a_broken_grpc_connection_is_resumed():
+    """A proxy between the two drops every connection twice; nothing is lost."""
+
+    async def scenario():
+        world = World("grpc")
+        a, b = world.party("a"), world.party("b")
+        async with Proxy(b.address) as proxy:
+            await a.endpoint.listen(a.address)
+            await b.endpoint.listen(b.address)
+            a.link = await a.endpoint.dial(Peer("b", proxy.address))
+            b.link = await b.endpoint.expect(a.peer)
+            await b.next(Up)
+            for number in range(40):
+                a.link.send(numbered(number, torch.rand(200_000)))
+                if number in (10, 25):
+                    proxy.drop()
+                await asyncio.sleep(0.01)
+            assert [(await b.next()).message.number for _ in range(40)] == list(range(40))
+            assert a.link.traffic.breaks >= 1
+            await world.end()
+
+    asyncio.run(asyncio.wait_for(scenario(), 60))
+
+
+class Proxy:
+    """Passes bytes on to an address, and can drop all connections."""
+
+    def __init__(self, target):
+        self.target = target
+        self.writers = []
+        self.tasks = []
+
+    async def __aenter__(self):
+        self.server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
+        host, port = self.server.sockets[0].getsockname()
+        self.address = f"{host}:{port}"
+        return self
+
+    async def __aexit__(self, *_):
+        self.server.close()
+        self.drop()
+        for task in self.tasks:
+            task.cancel()
+        await asyncio.gather(*self.tasks, return_exceptions=True)
+
+    async def _serve(self, reader, writer):
+        host, _, port = self.target.rpartition(":")
+        there_reader, there_writer = await asyncio.open_connection(host, int(port))
+        self.writers += [writer, there_writer]
+        for source, target in ((reader, there_writer), (there_reader, writer)):
+            self.tasks.append(asyncio.ensure_future(self._pump(source, target)))
+
+    async def _pump(self, source, target):
+        with contextlib.suppress(OSError):
+            while data := await source.read(1 << 16):
+                target.write(data)
+                await target.drain()
+        target.close()
+
+    def drop(self):
+        for writer in self.writers:
+            writer.transport.abort()
+        self.writers.clear()
+
+
+def test_a_greeting_is_not_repeated_later(run):
+    """Whoever sends a second Hello is up to something."""
+
+    async def scenario(world):
+        from ravnest.wire.encoding import encode
+        from ravnest.wire.messages import Hello
+
+        a, b = await world.pair()
+        hello = Hello(protocol=1, run="run", node="a", session="x", received=0)
+        for chunk in chunks(encode(Parcel(hello), 1), Ack(0, 0)):
+            await a.link._stream.write(chunk)
+        assert "greeting in the middle" in str((await b.next(Lost)).error)
+
+    run(scenario)
