@@ -24,10 +24,11 @@ ROOMS = {
     "planning": PLAIN | {"stage"},
     "provider": PLAIN | {"stage", "wire"},
     "server": PLAIN | {"stage", "wire", "planning"},
+    "launch": PLAIN,
     "sim": PLAIN | {"planning"},
 }
 # The documented faces may import every room and each other; `ravnest` is the package itself.
-FACES = {"ravnest", "node", "trainer", "utils", "operations", "demo"}
+FACES = {"ravnest", "node", "trainer", "callbacks", "utils", "operations", "demo"}
 ALLOWED = {
     **ROOMS,
     **dict.fromkeys(FACES, set(ROOMS) | FACES),
@@ -45,6 +46,8 @@ DECIDING = {
     "ravnest.planning.search.partition",
     "ravnest.planning.search.rings",
     "ravnest.planning.search.improve",
+    "ravnest.provider.schedule.pipeline",
+    "ravnest.provider.schedule.window",
 }
 NOT_FOR_DECIDING = {"asyncio", "grpc", "socket", "threading", "time", "torch"}
 

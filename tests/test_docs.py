@@ -1,6 +1,10 @@
 """The programs in docs/ run as they are printed, in a folder that has the README's pool."""
 
+import contextlib
+import json
 import re
+import socket
+import sys
 from pathlib import Path
 
 import msgspec
@@ -8,6 +12,8 @@ import pytest
 import torch
 from torchvision_shim import import_torchvision
 
+from ravnest import clusterize
+from ravnest.launch import launch, planned_nodes
 from ravnest.plan import Plan
 from ravnest.rundir import RunDir
 from ravnest.stage import operators
@@ -77,7 +83,43 @@ def test_a_large_model_is_read_from_its_checkpoint(folder, capsys):
     torch.testing.assert_close(pipeline(input_ids=tokens)["logits"], expected)
 
 
+def test_a_provider_script_with_callbacks_and_a_loop_of_its_own(tmp_path, monkeypatch):
+    """The three programs of training.md in one file, on two providers."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "node_data").mkdir()
+    with contextlib.ExitStack() as stack:
+        sockets = [stack.enter_context(socket.socket()) for _ in range(2)]
+        for each in sockets:
+            each.bind(("127.0.0.1", 0))
+        addresses = [f"127.0.0.1:{each.getsockname()[1]}" for each in sockets]
+    pool = {
+        str(number): {"IP": address, "benchmarks": {"ram": 2, "bandwidth": 1000}}
+        for number, address in enumerate(addresses)
+    }
+    (tmp_path / "node_data" / "node_configs.json").write_text(json.dumps(pool))
+    model = torch.nn.Sequential(
+        torch.nn.Linear(20, 64), torch.nn.ReLU(), torch.nn.Linear(64, 64), torch.nn.Linear(64, 2)
+    )
+    clusterize(model, (torch.randn(64, 20),), quiet=True, max_clusters=1)
+    (tmp_path / "train.py").write_text("\n".join(programs("docs/training.md")))
+    lines = []
+    outcome = launch(
+        [sys.executable, "train.py"],
+        planned_nodes(RunDir()),
+        show=lambda name, line: lines.append(f"{name}: {line}"),
+    )
+    assert set(outcome.codes.values()) == {0}, "\n".join(lines)
+    losses = [float(line) for line in (tmp_path / "losses.txt").read_text().splitlines()]
+    assert len(losses) == 8 * (5 + 5 + 2)
+    assert losses[-1] < losses[0]
+    assert (tmp_path / "run.csv").read_text().count("\n") == 1 + 40
+    assert any("epoch 5/5" in line for line in lines)
+
+
 def test_every_program_is_run_by_a_test():
     """A new one in the documentation needs a test above."""
     found = {path.name: len(programs(f"docs/{path.name}")) for path in ROOT.glob("docs/*.md")}
-    assert {name: count for name, count in found.items() if count} == {"models.md": 2}
+    assert {name: count for name, count in found.items() if count} == {
+        "models.md": 2,
+        "training.md": 3,
+    }

@@ -6,8 +6,10 @@ a Stem or Leaf serves in the background whatever the script does, until the Root
 
 import atexit
 import contextlib
+import copy
 import logging
 import os
+import queue
 import sys
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -18,6 +20,7 @@ from typing import Any, Literal
 import msgspec
 import torch
 from torch import nn
+from torch.utils.data import DataLoader
 
 from ravnest.errors import NodeError, RunError
 from ravnest.provider.assembly import StageSettings, build_runner, build_stage
@@ -110,6 +113,13 @@ class Node:
         self.update_frequency = _positive("update_frequency", update_frequency)
         self.micro_batches = _positive("micro_batches", micro_batches)
         self.device = torch.device(device)
+        for argument, given in {
+            "reduce_factor": reduce_factor,
+            "compression": compression,
+            "average_optim": average_optim,
+        }.items():
+            if given:
+                logger.warning("%s=%r has no effect in this release", argument, given)
         self.criterion = criterion
         self._farewell_s = farewell_s
         self._model = model
@@ -129,8 +139,8 @@ class Node:
             ),
             leaf=LeafSettings(
                 criterion=criterion,
-                labels=labels,
-                test_labels=test_labels,
+                labels=self._own(labels),
+                test_labels=self._own(test_labels),
                 metrics=dict(metrics or {}),
                 loss_file=self._file(loss_filename),
                 accuracy_file=self._file("val_accuracies.txt"),
@@ -147,7 +157,9 @@ class Node:
         self._batches_in_update = 0
         self._update = 0
         self._validating: deque[Future[Any]] = deque()
-        self.on_batch: Callable[[messages.MicroBatch, float | None], None] | None = None
+        self.stages: dict[str, float] = {}
+        """How the stages spent the last epoch: busy/<stage>, staleness/<stage>."""
+        self._finished: queue.SimpleQueue[tuple[int, float | None]] = queue.SimpleQueue()
         self._runtime: ProviderRuntime | None = None
         if start:
             self.start()
@@ -175,6 +187,13 @@ class Node:
         path = Path(name)
         cluster = self.document.rank
         return path if cluster == 0 else path.with_stem(f"{path.stem}_cluster_{cluster}")
+
+    def _own(self, loader: Any) -> Any:
+        """The Leaf's reading of the data. Where Root and Leaf are one provider they may have been
+        given one loader, whose generator must not be drawn from twice."""
+        if not (self.is_root and self.is_leaf and isinstance(loader, DataLoader)):
+            return loader
+        return copy.deepcopy(loader, {id(loader.dataset): loader.dataset})
 
     # ---- start and end ----
 
@@ -213,8 +232,14 @@ class Node:
         return build_runner(self._package, stage, self._settings, runtime)
 
     def _batch_done(self, of: messages.MicroBatch, loss: float | None) -> None:
-        if self.on_batch is not None:
-            self.on_batch(of, loss)
+        if self.is_root:
+            self._finished.put((of.batch_rows, loss))
+
+    def finished_batches(self) -> Iterator[tuple[int, float | None]]:
+        """Rows and loss of every batch trained on since the last time; at the Root."""
+        with contextlib.suppress(queue.Empty):
+            while True:
+                yield self._finished.get_nowait()
 
     def close(self) -> None:
         """The end of this provider's part. A Root says goodbye to the others; the others serve
@@ -378,7 +403,7 @@ class Node:
         if not self.is_root:
             return
         with self._interruptible() as runtime:
-            runtime.order("epoch")
+            self.stages = dict(runtime.order("epoch").metrics)
         if self._batches_in_update:
             self._end_update()
 

@@ -1,11 +1,13 @@
 """`Trainer`: the training loop, the same on every provider; subclass it for a loop of your own."""
 
 import functools
-from collections.abc import Callable, Mapping
+import time
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
 
+from ravnest.callbacks import Callback, CallbackList, Progress
 from ravnest.errors import NodeError
 from ravnest.node import Node
 
@@ -30,6 +32,8 @@ class Trainer:
         batch_size: int = 64,
         step_size: int = 1,
         inputs_dtype: torch.dtype | None = None,
+        *,
+        callbacks: Iterable[Callback] = (),
     ) -> None:
         if node is None:
             raise NodeError("Trainer needs a node: Trainer(node=Node(…), …)")
@@ -46,7 +50,10 @@ class Trainer:
         self.inputs_dtype = inputs_dtype
         self.n_forwards = 0
         self.metrics: dict[str, float] = {}
+        self.callbacks = CallbackList(callbacks)
+        self.progress = Progress(epochs=epochs, batches_per_epoch=_length(train_loader))
         self._in_train = False
+        self._began = 0.0
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -70,13 +77,21 @@ class Trainer:
         self.prelim_checks()
         if self.train_loader is None:
             raise NodeError("the Root needs a train_loader: Trainer(…, train_loader=…)")
-        for epoch in range(self.epochs):
+        progress = self.progress
+        self._began = time.monotonic()
+        self.callbacks.on_train_begin(progress)
+        for progress.epoch in range(self.epochs):
+            self.callbacks.on_epoch_begin(progress)
             for batch in self.train_loader:
                 self._train_on(batch)
             self.node.wait_for_backwards()
-            if self.val_loader is not None and (epoch + 1) % self.val_freq == 0:
+            self._tell_callbacks()
+            progress.stages = self.node.stages
+            self.callbacks.on_epoch_end(progress)
+            if self.val_loader is not None and (progress.epoch + 1) % self.val_freq == 0:
                 self.evaluate()
         self._finish()
+        self.callbacks.on_train_end(progress)
 
     def _finish(self) -> None:
         if self.save:
@@ -86,6 +101,18 @@ class Trainer:
     def _train_on(self, batch: Any) -> None:
         self.node.forward_compute(self._inputs(batch), data_id=self.n_forwards, proof_of_item=batch)
         self.n_forwards += 1
+        self._tell_callbacks()
+
+    def _tell_callbacks(self) -> None:
+        """Of every batch that has come back since the last time."""
+        progress = self.progress
+        for rows, loss in self.node.finished_batches():
+            progress.step += 1
+            progress.samples += rows
+            progress.loss = loss
+            elapsed = time.monotonic() - self._began
+            progress.samples_per_second = progress.samples / max(elapsed, 1e-9)
+            self.callbacks.on_step_end(progress)
 
     def evaluate(self) -> float | None:
         """Accuracy over the validation data, through the split model; all metrics are kept in
@@ -98,7 +125,8 @@ class Trainer:
             self.node.no_grad_forward_compute(
                 self._inputs(batch), output_type="val_accuracy", proof_of_item=batch
             )
-        self.metrics = self.node.finish_validation()
+        self.metrics = self.progress.metrics = self.node.finish_validation()
+        self.callbacks.on_evaluate(self.progress)
         scores = [value for name, value in self.metrics.items() if name != "loss"]
         return scores[0] if scores else None
 
@@ -120,6 +148,13 @@ class Trainer:
         if self.inputs_dtype is not None and isinstance(value, torch.Tensor):
             return value.to(self.inputs_dtype)
         return value
+
+
+def _length(loader: Any) -> int | None:
+    try:
+        return len(loader)
+    except TypeError:
+        return None
 
 
 def _returning_when_served(train: Callable[..., Any]) -> Callable[..., Any]:

@@ -42,7 +42,7 @@ def _same_items(expected: Any, found: Any, way: str) -> Iterator[tuple[str, Tens
         except (KeyError, TypeError):  # a dict has no positions
             continue
         if isinstance(key, int) and isinstance(expected, Mapping):
-            by_name = list(expected.values())[key]
+            by_name = [expected[name] for name in expected][key]
             if type(one) is not type(by_name):  # CLIP: nested outputs are tuples by position only
                 continue
         yield from same_access(one, found[key], f"{way}[{key!r}]")

@@ -147,7 +147,9 @@ def test_an_asynchronous_pipeline_learns(tmp_path):
     """Nothing is lost on the way: every batch is in some update, and the loss goes down."""
     torch.manual_seed(0)
     batches = words(batches=20)
-    _, losses, meters = train(TiedModel(), tmp_path, batches, ADAM, epochs=4, stages=4, parts=3)
+    _, losses, meters = train(
+        TiedModel(), tmp_path, batches, ADAM, epochs=4, stages=4, parts=3, most_in_flight=4
+    )
     assert len(losses) == 80
     assert sum(losses[-10:]) < 0.8 * sum(losses[:10])
     assert [meter.backwards for meter in meters] == [240] * 4

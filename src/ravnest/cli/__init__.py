@@ -17,7 +17,7 @@ from ravnest import __version__
 from ravnest.cli.messages import Messages
 from ravnest.errors import RavnestError
 
-COMMANDS = ("demo", "fuse", "plan")
+COMMANDS = ("demo", "fuse", "plan", "run")
 
 EXIT_FAILED = 1
 EXIT_INTERRUPTED = 130

@@ -71,6 +71,9 @@ class LabelFeed:
 
     def restart(self) -> None:
         """The next batch is the first of another epoch."""
+        if self._batches is not None:
+            # As the Root's loop does, ask once more: samplers draw from their generator at the end.
+            next(self._batches, None)
         self._batches, self._row, self._current = None, 0, None
 
 

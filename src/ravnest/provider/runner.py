@@ -115,7 +115,7 @@ class StageRunner:
         self._own_norms: dict[int, float] = {}
         self._later_norm = 0.0
         self._totals: dict[int, float] = {}
-        self.training_is_over = False
+        self._accounted = (0.0, 0, 0, clock())
 
     # ---- events ----
 
@@ -352,6 +352,18 @@ class StageRunner:
         if not self._hand_back(parcel):
             self._observer.result(answer, parcel.tensors)
 
+    def _account(self) -> dict[str, float]:
+        """How this stage spent the epoch."""
+        now, meter = self._clock(), self.meter
+        busy_before, backwards_before, staleness_before, then = self._accounted
+        self._accounted = (meter.busy_s, meter.backwards, meter.staleness, now)
+        stage = self._graph.stage
+        passes = max(meter.backwards - backwards_before, 1)
+        return {
+            f"busy/{stage}": (meter.busy_s - busy_before) / max(now - then, 1e-9),
+            f"staleness/{stage}": (meter.staleness - staleness_before) / passes,
+        }
+
     def _obey(self, command: plan.CommandReady) -> None:
         metrics: dict[str, float] = {}
         match command.name:
@@ -363,8 +375,6 @@ class StageRunner:
                 metrics = self._leaf.validation_ended()
             case "save":
                 self._save()
-            case "done":
-                self.training_is_over = True
             case _:
                 pass
         self._observer.obeyed(command.name, command.number)
@@ -377,5 +387,8 @@ class StageRunner:
 
     def _reply(self, reply: messages.Reply) -> None:
         """Everybody behind this stage has done what was ordered."""
+        if reply.order == "epoch":
+            metrics = {**self._account(), **reply.metrics}
+            reply = msgspec.structs.replace(reply, metrics=metrics)
         self._hand_back(Parcel(reply))
         self._observer.replied(reply)

@@ -1,0 +1,225 @@
+"""What a user may hook into training, and the usual things to hook in.
+
+Callbacks live on the Root, on the thread that called `train()`. Subclass `Callback` and override
+what you need; each method gets the `Progress` so far.
+"""
+
+import csv
+import json
+import sys
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, TextIO
+
+
+@dataclass
+class Progress:
+    """Where training stands."""
+
+    epochs: int = 1
+    epoch: int = 0
+    """Counted from 0."""
+    step: int = 0
+    """Batches trained on so far."""
+    batches_per_epoch: int | None = None
+    samples: int = 0
+    loss: float | None = None
+    """Of the newest batch."""
+    samples_per_second: float = 0.0
+    metrics: dict[str, float] = field(default_factory=dict)
+    """Of the newest validation."""
+    stages: dict[str, float] = field(default_factory=dict)
+    """Share of the last epoch that each stage was busy, and how stale its gradients were."""
+
+
+class Callback:
+    """Does nothing; override what you need."""
+
+    def on_train_begin(self, progress: Progress) -> None: ...
+    def on_epoch_begin(self, progress: Progress) -> None: ...
+    def on_step_end(self, progress: Progress) -> None: ...
+    def on_epoch_end(self, progress: Progress) -> None: ...
+    def on_evaluate(self, progress: Progress) -> None: ...
+    def on_train_end(self, progress: Progress) -> None: ...
+
+
+class CallbackList(Callback):
+    """Tells several, in order."""
+
+    def __init__(self, callbacks: Iterable[Callback] = ()) -> None:
+        self._callbacks = list(callbacks)
+
+    def __bool__(self) -> bool:
+        return bool(self._callbacks)
+
+    def on_train_begin(self, progress: Progress) -> None:
+        for callback in self._callbacks:
+            callback.on_train_begin(progress)
+
+    def on_epoch_begin(self, progress: Progress) -> None:
+        for callback in self._callbacks:
+            callback.on_epoch_begin(progress)
+
+    def on_step_end(self, progress: Progress) -> None:
+        for callback in self._callbacks:
+            callback.on_step_end(progress)
+
+    def on_epoch_end(self, progress: Progress) -> None:
+        for callback in self._callbacks:
+            callback.on_epoch_end(progress)
+
+    def on_evaluate(self, progress: Progress) -> None:
+        for callback in self._callbacks:
+            callback.on_evaluate(progress)
+
+    def on_train_end(self, progress: Progress) -> None:
+        for callback in self._callbacks:
+            callback.on_train_end(progress)
+
+
+class PrintProgress(Callback):
+    """A line that is rewritten on a terminal; one line per epoch elsewhere."""
+
+    def __init__(self, file: TextIO | None = None, every_s: float = 0.2) -> None:
+        self._file = file or sys.stderr
+        self._live = self._file.isatty()
+        self._every_s = every_s
+        self._last = 0.0
+        self._started = time.monotonic()
+
+    def on_train_begin(self, progress: Progress) -> None:
+        self._started = time.monotonic()
+
+    def on_step_end(self, progress: Progress) -> None:
+        now = time.monotonic()
+        if self._live and now - self._last >= self._every_s:
+            self._last = now
+            self._file.write(f"\r\x1b[K{self._line(progress)}")
+            self._file.flush()
+
+    def on_epoch_end(self, progress: Progress) -> None:
+        end = "\r\x1b[K" if self._live else ""
+        busy = [
+            f"{share:.0%}" for name, share in progress.stages.items() if name.startswith("busy/")
+        ]
+        stages = f", stages busy {' '.join(busy)}" if busy else ""
+        print(f"{end}{self._line(progress)}{stages}", file=self._file, flush=True)
+
+    def on_evaluate(self, progress: Progress) -> None:
+        found = ", ".join(f"{name} {value:.4f}" for name, value in progress.metrics.items())
+        print(f"validation: {found}", file=self._file, flush=True)
+
+    def _line(self, progress: Progress) -> str:
+        loss = "" if progress.loss is None else f" loss {progress.loss:.4f}"
+        line = (
+            f"epoch {progress.epoch + 1}/{progress.epochs} batch {progress.step}{loss} "
+            f"{progress.samples_per_second:.0f} samples/s"
+        )
+        total = (progress.batches_per_epoch or 0) * progress.epochs
+        if total and progress.step:
+            left = (time.monotonic() - self._started) / progress.step * (total - progress.step)
+            line += f" {_duration(left)} left"
+        return line
+
+
+def _duration(seconds: float) -> str:
+    minutes, rest = divmod(int(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
+
+
+class JsonLinesLog(Callback):
+    """One JSON object per step and per validation."""
+
+    def __init__(self, path: str | Path, every: int = 1) -> None:
+        self._path = Path(path)
+        self._every = every
+        self._file: TextIO | None = None
+
+    def on_train_begin(self, progress: Progress) -> None:
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        self._file = self._path.open("a", encoding="utf-8", buffering=1)
+
+    def on_step_end(self, progress: Progress) -> None:
+        if progress.step % self._every == 0:
+            self._write(
+                {
+                    "step": progress.step,
+                    "epoch": progress.epoch,
+                    "train/loss": progress.loss,
+                    "perf/samples_per_second": progress.samples_per_second,
+                }
+            )
+
+    def on_evaluate(self, progress: Progress) -> None:
+        metrics = {f"eval/{name}": value for name, value in progress.metrics.items()}
+        self._write({"step": progress.step, "epoch": progress.epoch, **metrics})
+
+    def on_epoch_end(self, progress: Progress) -> None:
+        self._write({"step": progress.step, "epoch": progress.epoch, **progress.stages})
+
+    def on_train_end(self, progress: Progress) -> None:
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+    def _write(self, row: dict[str, Any]) -> None:
+        if self._file is not None:
+            self._file.write(json.dumps({"time": time.time(), **row}) + "\n")
+
+
+class CsvLog(Callback):
+    """One row per step, for a spreadsheet."""
+
+    COLUMNS: Sequence[str] = ("step", "epoch", "samples", "loss", "samples_per_second")
+
+    def __init__(self, path: str | Path) -> None:
+        self._path = Path(path)
+        self._file: TextIO | None = None
+        self._rows: Any = None
+
+    def on_train_begin(self, progress: Progress) -> None:
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        fresh = not self._path.exists() or not self._path.stat().st_size
+        self._file = self._path.open("a", encoding="utf-8", newline="", buffering=1)
+        self._rows = csv.DictWriter(self._file, self.COLUMNS, extrasaction="ignore")
+        if fresh:
+            self._rows.writeheader()
+
+    def on_step_end(self, progress: Progress) -> None:
+        self._rows.writerow(asdict(progress))
+
+    def on_train_end(self, progress: Progress) -> None:
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+
+class TensorBoardLog(Callback):
+    """Curves for TensorBoard, which has to be installed (pip install tensorboard)."""
+
+    def __init__(self, folder: str | Path = "runs/ravnest") -> None:
+        from torch.utils.tensorboard import SummaryWriter
+
+        self._writer = SummaryWriter(str(folder))
+
+    def on_step_end(self, progress: Progress) -> None:
+        self._add("train/loss", progress.loss, progress)
+        self._add("perf/samples_per_second", progress.samples_per_second, progress)
+
+    def on_evaluate(self, progress: Progress) -> None:
+        for name, value in progress.metrics.items():
+            self._add(f"eval/{name}", value, progress)
+
+    def on_epoch_end(self, progress: Progress) -> None:
+        for name, value in progress.stages.items():
+            self._add(f"stages/{name}", value, progress)
+
+    def on_train_end(self, progress: Progress) -> None:
+        self._writer.close()
+
+    def _add(self, name: str, value: float | None, progress: Progress) -> None:
+        if value is not None:
+            self._writer.add_scalar(name, value, progress.step)

@@ -1,0 +1,53 @@
+"""The script every provider process runs; its job is the JSON on the command line."""
+
+import json
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+import jobs
+
+from ravnest import Node, Trainer, set_seed
+from ravnest.wire.link import Patience
+
+job = json.loads(sys.argv[1])
+set_seed(3)
+data = jobs.loader(job["model"])
+me = os.environ["RAVNEST_NODE"]
+if job.get("late") == me:
+    time.sleep(3)
+node = Node(
+    labels=data,
+    patience=Patience(connect_s=30, resume_s=2.0, nobody_s=0.5),
+    **jobs.settings(job),
+)
+
+
+class Killing(Trainer):
+    """Ends one provider in the middle of training, without a word."""
+
+    def _train_on(self, batch):
+        if self.n_forwards == 5 and job.get("kill"):
+            Path("at_work").touch()
+        super()._train_on(batch)
+
+
+trainer = Killing(node=node, train_loader=data, epochs=job.get("epochs", 1), save=True)
+if job.get("kill") == me:
+    import threading
+
+    def wait_and_die():
+        while not Path("at_work").exists():
+            time.sleep(0.01)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    threading.Thread(target=wait_and_die, daemon=True).start()
+trainer.train()
+prediction = trainer.pred(next(iter(data))[0])
+if prediction is not None:
+    print("predicted", tuple(prediction.shape))
+print("threads", len([t for t in __import__("threading").enumerate() if not t.daemon]))

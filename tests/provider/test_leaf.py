@@ -1,0 +1,159 @@
+"""The Leaf's labels stay in step with the Root's data; its metrics and files are right."""
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from ravnest.errors import DataError, NodeError
+from ravnest.provider.batches import part_bounds, rows_of
+from ravnest.provider.leaf import LabelFeed, Leaf, LeafSettings, accuracy, set_aside
+from ravnest.provider.proof import agree, proof_of
+from ravnest.wire.messages import MicroBatch
+
+
+def part(batch, rows=8, number=0, of=1):
+    first, last = part_bounds(rows, of)[number]
+    return MicroBatch(
+        batch=batch,
+        part=number,
+        parts=of,
+        rows=last - first,
+        batch_rows=rows,
+        update=batch,
+        closes_update=number + 1 == of,
+    )
+
+
+def shuffled(rows):
+    data = TensorDataset(torch.arange(float(rows)), torch.arange(rows) * 10)
+    return DataLoader(data, batch_size=8, shuffle=True, generator=torch.Generator().manual_seed(5))
+
+
+@pytest.mark.parametrize("rows", [32, 30], ids=["even", "a smaller last batch"])
+def test_shuffled_epochs_stay_in_step(rows):
+    """The Root loops over its loader, the Leaf asks for as many batches as it is sent."""
+    root, leaf = shuffled(rows), LabelFeed(shuffled(rows), "labels")
+    number = 0
+    for _ in range(4):
+        for item in root:
+            mine = leaf.part(part(number, len(item[0])), proof_of(item))
+            assert torch.equal(mine[1], item[1])
+            number += 1
+        leaf.restart()
+
+
+def test_parts_of_a_batch_get_their_rows():
+    feed = LabelFeed([torch.arange(7)], "labels")
+    found = [feed.part(part(0, 7, k, 3), ()).tolist() for k in range(3)]
+    assert found == [[0, 1], [2, 3], [4, 5, 6]]
+
+
+def test_labels_may_be_a_tensor():
+    feed = LabelFeed(torch.arange(10), "labels")
+    assert feed.part(part(0, 4), ()).tolist() == [0, 1, 2, 3]
+    assert feed.part(part(1, 4), ()).tolist() == [4, 5, 6, 7]
+    feed.restart()
+    assert feed.part(part(2, 4), ()).tolist() == [0, 1, 2, 3]
+
+
+def test_missing_and_short_labels_are_named():
+    with pytest.raises(DataError, match="has no `labels`"):
+        LabelFeed(None, "labels").part(part(0), ())
+    feed = LabelFeed([torch.zeros(8)], "test_labels")
+    feed.part(part(0), ())
+    with pytest.raises(DataError, match="`test_labels` of the Leaf ends before"):
+        feed.part(part(1), ())
+
+
+# ---- the same batch? --------------------------------------------------------------------------
+
+X, Y = torch.rand(4, 3), torch.tensor([1, 2, 3, 4])
+OTHER = (torch.rand(4, 3), torch.tensor([4, 3, 2, 1]))
+SAME = {
+    "equal": ((X, Y), (X.clone(), Y.clone())),
+    "augmented inputs, equal labels": ((X, Y), (OTHER[0], Y)),
+    "inputs here, labels there": ((X,), (Y,)),
+    "by name": ({"x": X, "y": Y}, (Y,)),
+    "nothing to compare": ((X,), ("text", 3)),
+}
+
+
+@pytest.mark.parametrize(("theirs", "mine"), SAME.values(), ids=list(SAME))
+def test_equal_batches_agree(theirs, mine):
+    assert agree(proof_of(theirs), proof_of(mine))
+
+
+@pytest.mark.parametrize("mine", [OTHER, (OTHER[1],), {"labels": OTHER[1]}])
+def test_other_batches_do_not(mine):
+    assert not agree(proof_of((X, Y)), proof_of(mine))
+
+
+# ---- losses and metrics -----------------------------------------------------------------------
+
+
+def test_the_parts_of_a_batch_add_up_to_its_loss(tmp_path):
+    """Mean or sum, whatever the criterion does; and one line per update."""
+    outputs, labels = torch.randn(7, 5), torch.randint(0, 5, (7,))
+    for reduction in ("mean", "sum"):
+        criterion = nn.CrossEntropyLoss(reduction=reduction)
+        path = tmp_path / f"{reduction}.txt"
+        leaf = Leaf(LeafSettings(criterion=criterion, labels=[labels], loss_file=path))
+        for k in range(3):
+            of = part(0, 7, k, 3)
+            rows = rows_of(outputs, 7, *part_bounds(7, 3)[k])
+            total = leaf.finished_part(leaf.loss(rows, of, ()), of)
+        leaf.updated()
+        expected = float(criterion(outputs, labels))
+        assert total == pytest.approx(expected)
+        assert float(path.read_text()) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("criterion", [None, lambda o, b: 3.0, lambda o, b: o])
+def test_a_useless_criterion_is_refused(criterion):
+    leaf = Leaf(LeafSettings(criterion=criterion, labels=[Y]))
+    with pytest.raises(NodeError, match="criterion"):
+        leaf.loss(torch.rand(4, 2), part(0, 4), ())
+
+
+def test_earlier_files_are_kept(tmp_path):
+    path = tmp_path / "losses.txt"
+    for run in ("first", "second", "third"):
+        set_aside(path)
+        path.write_text(run)
+    assert (tmp_path / "losses.1.txt").read_text() == "first"
+    assert (tmp_path / "losses.2.txt").read_text() == "second"
+
+
+ACCURACIES = {
+    "classes": (torch.eye(3), (None, torch.tensor([0, 1, 1])), (2, 3)),
+    "sequences": (torch.eye(3).repeat(2, 1, 1), torch.tensor([[0, 1, 2], [0, 0, -100]]), (4, 5)),
+    "channels first": (torch.eye(3).view(1, 3, 3), torch.tensor([[0, 1, 0]]), (2, 3)),
+    "yes or no": (torch.tensor([1.0, -1.0]), torch.tensor([1, 1]), (1, 2)),
+    "dict": ({"logits": torch.eye(2)}, {"labels": torch.tensor([0, 0])}, (1, 2)),
+    "regression": (torch.rand(3), torch.rand(3), None),
+    "no labels": (torch.rand(3, 2), {"text": "x"}, None),
+}
+
+
+@pytest.mark.parametrize(("outputs", "batch", "expected"), ACCURACIES.values(), ids=ACCURACIES)
+def test_accuracy(outputs, batch, expected):
+    assert accuracy(outputs, batch) == expected
+
+
+def test_a_validation_is_averaged_over_rows_and_written(tmp_path):
+    path = tmp_path / "val.txt"
+    items = [torch.zeros(8), torch.zeros(2)]
+    leaf = Leaf(
+        LeafSettings(
+            test_labels=items,
+            metrics={"mean": lambda o, b: float(o.mean()), "sum": lambda o, b: (o.sum(), len(o))},
+            accuracy_file=path,
+        )
+    )
+    leaf.judge(torch.ones(8), part(0, 8), ())
+    leaf.judge(torch.zeros(2), part(1, 2), ())
+    assert leaf.validation_ended() == {"mean": pytest.approx(0.8), "sum": pytest.approx(0.8)}
+    assert float(path.read_text()) == pytest.approx(0.8)
+    leaf.judge(torch.zeros(8), part(2, 8), ())
+    assert leaf.validation_ended()["mean"] == 0.0
