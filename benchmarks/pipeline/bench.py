@@ -1,0 +1,134 @@
+"""How much of two cores does a pipeline of two stages use?
+
+    python3 dev.py bench pipeline
+
+Two stages with one thread each train a GPT of 11 M parameters; the result is their speed as a
+fraction of twice the speed of one process with one thread, which is all that two cores could do.
+Beside it, in the same run: torch.distributed.pipelining (GPipe, 1F1B, zero-bubble) on gloo, and one
+process with two threads. Every contestant runs several times in turn; medians are compared.
+"""
+
+import argparse
+import json
+import os
+import re
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+sys.path.insert(0, str(HERE))
+
+import job  # noqa: E402
+
+from ravnest import clusterize  # noqa: E402
+from ravnest.launch import launch, planned_nodes  # noqa: E402
+from ravnest.rundir import RunDir  # noqa: E402
+
+PARTS = (1, 2, 4, 8)
+PEER_PARTS = (4, 8)
+
+
+def alone(threads: int) -> float:
+    code = f"import sys; sys.path.insert(0, {str(HERE)!r}); import job; print('PACE', job.train_alone({threads}))"  # noqa: E501
+    return pace(run([sys.executable, "-c", code], threads))
+
+
+def peer(name: str, parts: int) -> float:
+    return pace(run([sys.executable, str(HERE / "peers.py"), name, str(parts)], 1))
+
+
+def run(command: Sequence[str], threads: int) -> str:
+    environment = {**os.environ, "OMP_NUM_THREADS": str(threads)}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    return done.stdout
+
+
+def pace(printed: str) -> float:
+    (found,) = re.findall(r"PACE ([\d.]+)", printed)
+    return float(found)
+
+
+def plan(folder: Path) -> RunDir:
+    with socket.socket() as one, socket.socket() as other:
+        for each in (one, other):
+            each.bind(("127.0.0.1", 0))
+        ports = [each.getsockname()[1] for each in (one, other)]
+    pool = {
+        str(number): {
+            "IP": f"127.0.0.1:{port}",
+            "benchmarks": {"ram": 8, "bandwidth": 10_000, "gflops": 50},
+        }
+        for number, port in enumerate(ports)
+    }
+    node_data = RunDir(folder / "node_data")
+    node_data.root.mkdir()
+    node_data.pool_file.write_text(json.dumps(pool))
+    clusterize(
+        job.make_model(),
+        (job.batches(1)[0],),
+        node_data=node_data.root,
+        max_clusters=1,
+        self_check=False,
+        quiet=True,
+    )
+    return node_data
+
+
+def ours(parts: int, schedule: str, *, verbose: bool = False) -> float:
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        lines: list[str] = []
+        outcome = launch(
+            [sys.executable, str(HERE / "provider.py"), str(parts), schedule],
+            planned_nodes(plan(folder)),
+            folder=folder,
+            show=lambda _, line: lines.append(line),
+            environment={"OMP_NUM_THREADS": "1"},
+        )
+    if outcome.code:
+        raise SystemExit("\n".join(lines))
+    if verbose:
+        print("\n".join(line for line in lines if "STAGES" in line))
+    return pace("\n".join(lines))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--quick", action="store_true", help="one round, without the peers")
+    parser.add_argument("--verbose", action="store_true", help="also how busy the stages were")
+    options = parser.parse_args()
+    contestants = {
+        "one process, one thread": lambda: alone(1),
+        "one process, two threads": lambda: alone(2),
+        **{
+            f"Ravnest async, {parts} micro-batches": (
+                lambda parts=parts: ours(parts, "async", verbose=options.verbose)
+            )
+            for parts in PARTS
+        },
+    }
+    if not options.quick:
+        contestants |= {
+            f"{name}, {parts} micro-batches": (lambda name=name, parts=parts: peer(name, parts))
+            for name in ("gpipe", "1f1b", "zbv")
+            for parts in PEER_PARTS
+        }
+    found: dict[str, list[float]] = {name: [] for name in contestants}
+    for _ in range(1 if options.quick else options.rounds):
+        for name, contest in contestants.items():
+            found[name].append(contest())
+    limit = 2 * statistics.median(found["one process, one thread"])
+    tokens = job.ROWS * job.LENGTH
+    for name, paces in found.items():
+        middle = statistics.median(paces)
+        print(f"{name:32} {middle * tokens:8.0f} tokens/s   {middle / limit:.2f} of two cores")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,140 @@
+"""What `Node` and `Trainer` refuse, and how they bind inputs; whole runs are in processes/."""
+
+import json
+import socket
+
+import pytest
+import torch
+from torch import nn
+
+from ravnest import Node, Trainer, clusterize
+from ravnest.errors import NodeError
+from ravnest.node import _plain_name
+
+
+class TwoInputs(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = nn.Linear(4, 8), nn.Linear(8, 3)
+
+    def forward(self, x, mask=None):
+        hidden = torch.relu(self.first(x))
+        return self.second(hidden if mask is None else hidden * mask)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A plan for one provider, so that a Node can work alone."""
+    folder = tmp_path_factory.mktemp("node_data")
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    pool = {"0": {"IP": f"127.0.0.1:{port}", "benchmarks": {"ram": 2, "bandwidth": 100}}}
+    (folder / "node_configs.json").write_text(json.dumps(pool))
+    torch.manual_seed(0)
+    model = TwoInputs()
+    example = {"mask": torch.ones(4, 8)}
+    clusterize(model, (torch.rand(4, 4),), example, node_data=folder, quiet=True)
+    return folder
+
+
+def make(folder, **options):
+    options = {"start": False, "name": "node_0"} | options
+    return Node(node_data=folder, **options)
+
+
+MISTAKES = {
+    "no name": ({"name": None}, "needs a name"),
+    "odd name": ({"name": "root"}, "expected 'node_0'"),
+    "not in the plan": ({"name": "node_7"}, "node_7 is not part of the plan, which has node_0"),
+    "unknown argument": ({"lr": 0.1}, "does not know the argument 'lr'"),
+    "no batches": ({"update_frequency": 0}, "update_frequency is 0"),
+    "half a part": ({"micro_batches": 1.5}, "micro_batches is 1.5"),
+    "unknown schedule": ({"schedule": "eager"}, "expected one of 'async', 'sync'"),
+    "unknown precision": ({"precision": "int4"}, "precision is 'int4'"),
+}
+
+
+@pytest.mark.parametrize(("options", "message"), MISTAKES.values(), ids=list(MISTAKES))
+def test_mistakes_are_named(folder, monkeypatch, options, message):
+    monkeypatch.delenv("RAVNEST_NODE", raising=False)
+    with pytest.raises(NodeError, match=message):
+        make(folder, **options)
+
+
+def test_without_a_plan_the_remedy_is_named(tmp_path):
+    with pytest.raises(NodeError, match="run clusterize first"):
+        make(tmp_path)
+
+
+def test_the_name_may_come_from_the_environment(folder, monkeypatch):
+    monkeypatch.setenv("RAVNEST_NODE", "node_0")
+    node = make(folder, name=None)
+    assert (node.name, node.node_type, node.is_root, node.is_leaf) == ("node_0", "Root", True, True)
+
+
+X, MASK = torch.rand(6, 4), torch.ones(6, 8)
+CALLS = {
+    "by position": ((X, MASK), {}),
+    "by keyword": (None, {"x": X, "mask": MASK}),
+    "the older spelling": (X, {"l_mask_": MASK}),
+    "as a mapping": ({"x": X, "mask": MASK}, {}),
+}
+
+
+@pytest.mark.parametrize(("tensors", "named"), CALLS.values(), ids=list(CALLS))
+def test_inputs_are_bound_as_the_model_takes_them(folder, tensors, named):
+    values, rows = make(folder)._bind(tensors, named)
+    assert rows == 6
+    assert [tuple(value.shape) for value in values.values()] == [(6, 4), (6, 8)]
+
+
+def test_wrong_inputs_are_refused_before_anything_is_sent(folder):
+    node = make(folder)
+    with pytest.raises(ValueError, match="different numbers of rows"):
+        node._bind((X, MASK[:3]), {})
+    with pytest.raises(ValueError, match="is missing"):
+        node._bind(X, {})
+    assert _plain_name("l_odd", node._graph) == "l_odd"
+
+
+def test_one_provider_trains_validates_and_predicts(folder, tmp_path, monkeypatch):
+    """Root and Leaf at once, in this process; leaves no thread behind."""
+    import threading
+
+    monkeypatch.chdir(tmp_path)
+    items = [{"x": X, "mask": MASK, "labels": torch.tensor([0, 1, 2, 0, 1, 2])}] * 5
+    node = make(
+        folder,
+        start=True,
+        optimizer=torch.optim.SGD,
+        optimizer_params={"lr": 0.1},
+        criterion=lambda outputs, batch: nn.functional.cross_entropy(outputs, batch["labels"]),
+        labels=items,
+        test_labels=items[:2],
+    )
+    with node:
+        trainer = Trainer(node=node, train_loader=items, val_loader=items[:2], epochs=3)
+        trainer.train()
+        assert trainer.n_forwards == 15
+        assert set(trainer.metrics) == {"accuracy", "loss"}
+        found = trainer.pred((X[:2], MASK[:2]))
+        assert found.shape == (2, 3)
+    assert len((tmp_path / "losses.txt").read_text().splitlines()) == 15
+    assert len((tmp_path / "val_accuracies.txt").read_text().splitlines()) == 3
+    assert not [t for t in threading.enumerate() if t.name.startswith("ravnest")]
+    with pytest.raises(NodeError, match="has been closed"):
+        node.forward_compute((X, MASK))
+
+
+def test_a_trainer_needs_a_node_and_data(folder):
+    with pytest.raises(NodeError, match="needs a node"):
+        Trainer()
+    node = make(folder, start=True)
+    try:
+        with pytest.raises(NodeError, match="needs a train_loader"):
+            Trainer(node=node).train()
+        with pytest.raises(NodeError, match="needs a val_loader"):
+            Trainer(node=node).evaluate()
+    finally:
+        node.close()
