@@ -485,10 +485,12 @@ class Node:
         self.runtime.check()
 
     def reset(self) -> None:
-        """Forget what has been counted so far, for a fresh start with the same weights."""
-        if self._runtime is not None:
-            self._runtime.check()
-        self._batch = self._batches_in_update = self._update = 0
+        """Forget losses and validation results that nobody has asked for; weights stay."""
+        self.runtime.check()
+        self._validating.clear()
+        self.stages = {}
+        for _ in self.finished_batches():
+            pass
 
 
 def _read_document(run: RunDir, name: str) -> NodeDocument:
