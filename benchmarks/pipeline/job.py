@@ -75,9 +75,9 @@ class Pace:
     ended: float = 0.0
     done: int = 0
 
-    def batch_done(self) -> None:
+    def batch_done(self, now: float | None = None) -> None:
         self.done += 1
-        now = time.perf_counter()
+        now = time.monotonic() if now is None else now
         if self.done == WARM_UP:
             self.started = now
         if self.done == WARM_UP + MEASURED:

@@ -17,7 +17,7 @@ class Watch(Callback):
         self.pace = job.Pace()
 
     def on_step_end(self, progress: Progress) -> None:
-        self.pace.batch_done()
+        self.pace.batch_done(progress.seconds)
 
 
 torch.set_num_threads(1)

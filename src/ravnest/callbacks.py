@@ -27,6 +27,8 @@ class Progress:
     samples: int = 0
     loss: float | None = None
     """Of the newest batch."""
+    seconds: float = 0.0
+    """From the beginning of training to the end of the newest batch."""
     samples_per_second: float = 0.0
     metrics: dict[str, float] = field(default_factory=dict)
     """Of the newest validation."""

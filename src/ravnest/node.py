@@ -11,11 +11,12 @@ import logging
 import os
 import queue
 import sys
+import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import msgspec
 import torch
@@ -65,6 +66,13 @@ class NodeDocument(msgspec.Struct, frozen=True):
     forward_node: str = ""
     backward_node: str = ""
     reason: str = ""
+
+
+class FinishedBatch(NamedTuple):
+    rows: int
+    loss: float | None
+    at: float
+    """By the clock of time.monotonic."""
 
 
 class Node:
@@ -159,7 +167,7 @@ class Node:
         self._validating: deque[Future[Any]] = deque()
         self.stages: dict[str, float] = {}
         """How the stages spent the last epoch: busy/<stage>, staleness/<stage>."""
-        self._finished: queue.SimpleQueue[tuple[int, float | None]] = queue.SimpleQueue()
+        self._finished: queue.SimpleQueue[FinishedBatch] = queue.SimpleQueue()
         self._runtime: ProviderRuntime | None = None
         if start:
             self.start()
@@ -233,10 +241,10 @@ class Node:
 
     def _batch_done(self, of: messages.MicroBatch, loss: float | None) -> None:
         if self.is_root:
-            self._finished.put((of.batch_rows, loss))
+            self._finished.put(FinishedBatch(of.batch_rows, loss, time.monotonic()))
 
-    def finished_batches(self) -> Iterator[tuple[int, float | None]]:
-        """Rows and loss of every batch trained on since the last time; at the Root."""
+    def finished_batches(self) -> Iterator[FinishedBatch]:
+        """Every batch trained on since the last time; at the Root."""
         with contextlib.suppress(queue.Empty):
             while True:
                 yield self._finished.get_nowait()

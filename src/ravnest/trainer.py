@@ -106,12 +106,12 @@ class Trainer:
     def _tell_callbacks(self) -> None:
         """Of every batch that has come back since the last time."""
         progress = self.progress
-        for rows, loss in self.node.finished_batches():
+        for batch in self.node.finished_batches():
             progress.step += 1
-            progress.samples += rows
-            progress.loss = loss
-            elapsed = time.monotonic() - self._began
-            progress.samples_per_second = progress.samples / max(elapsed, 1e-9)
+            progress.samples += batch.rows
+            progress.loss = batch.loss
+            progress.seconds = batch.at - self._began
+            progress.samples_per_second = progress.samples / max(progress.seconds, 1e-9)
             self.callbacks.on_step_end(progress)
 
     def evaluate(self) -> float | None:
