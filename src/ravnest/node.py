@@ -24,10 +24,11 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from ravnest.errors import NodeError, RunError
-from ravnest.provider.assembly import StageSettings, build_runner, build_stage
+from ravnest.provider.assembly import StageSettings, build_runner
 from ravnest.provider.batches import part_bounds
 from ravnest.provider.compute.passes import Precision
 from ravnest.provider.compute.updating import UpdateSettings
+from ravnest.provider.document import read_document
 from ravnest.provider.leaf import LeafSettings, Metric
 from ravnest.provider.proof import proof_of
 from ravnest.provider.runner import StageRunner
@@ -38,34 +39,12 @@ from ravnest.stage.local import bind_inputs, check_batch
 from ravnest.stage.package import load_package
 from ravnest.wire import messages
 from ravnest.wire.grpc_network import GrpcNetwork
-from ravnest.wire.link import Patience, Peer
+from ravnest.wire.link import Patience
 from ravnest.wire.security import TlsFiles
 
 logger = logging.getLogger("ravnest")
 _PRECISIONS = {None: None, "bf16": torch.bfloat16, "fp16": torch.float16}
 _RESULTS_UNDER_WAY = 16
-
-
-class NodeDocument(msgspec.Struct, frozen=True):
-    """What `clusterize` wrote down about this provider."""
-
-    node_id: int
-    local_host: str
-    local_port: int
-    node_type: str
-    template_path: str = ""
-    rank: int = 0
-    cluster_length: int = 1
-    plan_id: str = ""
-    stage: int = 0
-    stages: int = 1
-    forward_target_host: str | None = None
-    forward_target_port: int | None = None
-    backward_target_host: str | None = None
-    backward_target_port: int | None = None
-    forward_node: str = ""
-    backward_node: str = ""
-    reason: str = ""
 
 
 class FinishedBatch(NamedTuple):
@@ -117,7 +96,7 @@ class Node:
             raise NodeError(f"Node does not know the argument {next(iter(kwargs))!r}")
         self.name = name or os.environ.get("RAVNEST_NODE", "")
         self.run = RunDir(node_data)
-        self.document = _read_document(self.run, self.name)
+        self.document = read_document(self.run, self.name)
         self.update_frequency = _positive("update_frequency", update_frequency)
         self.micro_batches = _positive("micro_batches", micro_batches)
         self.device = torch.device(device)
@@ -214,17 +193,9 @@ class Node:
             Place(
                 run=f"{document.plan_id}/{document.rank}",
                 node=self.name,
-                listen=_listening(document),
-                previous=_peer(
-                    document.backward_node,
-                    document.backward_target_host,
-                    document.backward_target_port,
-                ),
-                next=_peer(
-                    document.forward_node,
-                    document.forward_target_host,
-                    document.forward_target_port,
-                ),
+                listen=document.listen,
+                previous=document.previous,
+                next=document.next,
             ),
             lambda: GrpcNetwork(self._tls),
             self._make_runner,
@@ -236,7 +207,7 @@ class Node:
         atexit.register(self._at_exit)
 
     def _make_runner(self, runtime: ProviderRuntime) -> StageRunner:
-        stage = build_stage(self._package, self.device, self._model)
+        stage = self._package.module(self.device, model=self._model)
         return build_runner(self._package, stage, self._settings, runtime)
 
     def _batch_done(self, of: messages.MicroBatch, loss: float | None) -> None:
@@ -499,39 +470,6 @@ class Node:
         self.stages = {}
         for _ in self.finished_batches():
             pass
-
-
-def _read_document(run: RunDir, name: str) -> NodeDocument:
-    if not name:
-        raise NodeError("a provider needs a name: Node(name='node_0'), or RAVNEST_NODE=node_0")
-    kind, _, number = name.rpartition("_")
-    if kind != "node" or not number.isdigit():
-        raise NodeError(f"name is {name!r}; expected 'node_0', 'node_17' and the like")
-    run.settle()
-    path = run.node_file(int(number))
-    try:
-        document = msgspec.json.decode(path.read_bytes(), type=NodeDocument)
-    except FileNotFoundError:
-        known = sorted(file.stem for file in path.parent.glob("node_*.json"))
-        raise NodeError(
-            f"{path} does not exist: {name} is not part of the plan"
-            + (f", which has {', '.join(known[:20])}" if known else "; run clusterize first")
-        ) from None
-    except msgspec.DecodeError as error:
-        raise NodeError(f"{path} cannot be understood: {error}") from error
-    if document.node_type == "Idle":
-        raise NodeError(f"the plan does not use {name}: {document.reason}")
-    return document
-
-
-def _listening(document: NodeDocument) -> str:
-    host = document.local_host
-    local = host in ("localhost", "[::1]") or host.startswith("127.")
-    return f"{host if local else '0.0.0.0'}:{document.local_port}"
-
-
-def _peer(node: str, host: str | None, port: int | None) -> Peer | None:
-    return None if host is None else Peer(node, f"{host}:{port}")
 
 
 def _positive(name: str, value: Any) -> int:

@@ -43,7 +43,7 @@ if job.get("kill") == me:
     def wait_and_die():
         while not Path("at_work").exists():
             time.sleep(0.01)
-        os.kill(os.getpid(), signal.SIGKILL)
+        os.kill(os.getpid(), getattr(signal, "SIGKILL", signal.SIGTERM))
 
     threading.Thread(target=wait_and_die, daemon=True).start()
 trainer.train()

@@ -98,7 +98,7 @@ def test_a_synchronous_run_gives_the_weights_of_one_machine(tmp_path, monkeypatc
     outcome, printed = start(tmp_path, run, job)
     assert set(outcome.codes.values()) == {0}, printed
     assert len(outcome.codes) == providers
-    assert "node_0: predicted (8," in printed or "predicted (8, " in printed
+    assert printed.count(": predicted (8, ") == 1
     assert printed.count("threads 1") == providers
     state = torch.load(model_fusion(), weights_only=True)
     reference = jobs.train_alone(job)
@@ -117,13 +117,12 @@ def test_a_neighbour_that_comes_late_is_waited_for(tmp_path, monkeypatch):
     assert set(outcome.codes.values()) == {0}, printed
 
 
-@pytest.mark.skipif(sys.platform == "win32", reason="kill -9 is a thing of POSIX")
 def test_a_killed_provider_is_named_by_all_others(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     run = plan(tmp_path, "cnn", 3)
     job = {"model": "cnn", "optimizer": "sgd", "kill": "node_1", "epochs": 200}
     outcome, printed = start(tmp_path, run, job)
-    assert outcome.codes["node_1"] == -signal.SIGKILL
+    assert outcome.codes["node_1"] != 0
     for name in ("node_0", "node_2"):
         assert outcome.codes[name] == 1, printed
         blamed = [line for line in printed.splitlines() if line.startswith(f"{name}:")]

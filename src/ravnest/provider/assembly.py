@@ -4,7 +4,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Literal
 
-import torch
 from torch import nn
 
 from ravnest.provider.compute.passes import Precision, StagePasses
@@ -33,12 +32,6 @@ class StageSettings:
     precision: Precision = field(default_factory=Precision)
     recompute: bool = False
     compile: bool = False
-
-
-def build_stage(
-    package: StagePackage, device: torch.device, model: nn.Module | None, *, trained: bool = False
-) -> StageModule:
-    return package.module(device, model=model, trained=trained)
 
 
 def build_runner(

@@ -198,10 +198,6 @@ class StageSchedule:
         return self._users[self._version] == 0
 
     @property
-    def versions_alive(self) -> int:
-        return len(self._users)
-
-    @property
     def updates_done(self) -> int:
         return self._updates_done
 

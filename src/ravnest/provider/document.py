@@ -1,0 +1,72 @@
+"""What the plan says about one provider: `nodes/node_<id>.json`, read."""
+
+import msgspec
+
+from ravnest.errors import NodeError
+from ravnest.rundir import RunDir
+from ravnest.wire.link import Peer
+
+
+class NodeDocument(msgspec.Struct, frozen=True):
+    """What `clusterize` wrote down about this provider."""
+
+    node_id: int
+    local_host: str
+    local_port: int
+    node_type: str
+    template_path: str = ""
+    rank: int = 0
+    cluster_length: int = 1
+    plan_id: str = ""
+    stage: int = 0
+    stages: int = 1
+    forward_target_host: str | None = None
+    forward_target_port: int | None = None
+    backward_target_host: str | None = None
+    backward_target_port: int | None = None
+    forward_node: str = ""
+    backward_node: str = ""
+    reason: str = ""
+
+    @property
+    def listen(self) -> str:
+        """A public address may belong to the router in front: listen everywhere then."""
+        host = self.local_host
+        local = host in ("localhost", "[::1]") or host.startswith("127.")
+        return f"{host if local else '0.0.0.0'}:{self.local_port}"
+
+    @property
+    def previous(self) -> Peer | None:
+        if self.backward_target_host is None:
+            return None
+        address = f"{self.backward_target_host}:{self.backward_target_port}"
+        return Peer(self.backward_node, address)
+
+    @property
+    def next(self) -> Peer | None:
+        if self.forward_target_host is None:
+            return None
+        return Peer(self.forward_node, f"{self.forward_target_host}:{self.forward_target_port}")
+
+
+def read_document(run: RunDir, name: str) -> NodeDocument:
+    if not name:
+        raise NodeError("a provider needs a name: Node(name='node_0'), or RAVNEST_NODE=node_0")
+    kind, _, number = name.rpartition("_")
+    if kind != "node" or not number.isdigit():
+        raise NodeError(f"name is {name!r}; expected 'node_0', 'node_17' and the like")
+    run.settle()
+    path = run.node_file(int(number))
+    try:
+        document = msgspec.json.decode(path.read_bytes(), type=NodeDocument)
+    except FileNotFoundError:
+        known = sorted(file.stem for file in path.parent.glob("node_*.json"))
+        raise NodeError(
+            f"{path} does not exist: {name} is not part of the plan"
+            + (f", which has {', '.join(known[:20])}" if known else "; run clusterize first")
+        ) from None
+    except msgspec.DecodeError as error:
+        raise NodeError(f"{path} cannot be understood: {error}") from error
+    if document.node_type == "Idle":
+        raise NodeError(f"the plan does not use {name}: {document.reason}")
+    return document
