@@ -18,7 +18,7 @@ from ravnest.provider.schedule.pipeline import (
     Update,
     UpdateAllowed,
 )
-from ravnest.provider.schedule.window import InFlightWindow, WindowLimits
+from ravnest.provider.schedule.window import InFlightWindow, Trip, WindowLimits
 
 
 def ready(batch, part=0, parts=1, per_update=1):
@@ -248,30 +248,44 @@ def test_enough_parts_keep_the_weights_nearly_fresh():
 # ---- how many are in flight -------------------------------------------------------------------
 
 
-def test_the_window_follows_the_round_trip():
-    """A way of 0.8 s that takes a micro-batch every 0.1 s holds eight; one more is here."""
-    window = InFlightWindow(WindowLimits(3, 100))
-    now = 0.0
-    for _ in range(64):
-        now += 0.1
-        window.returned(now - 0.8, now)
-    assert window.size == 9
+def test_the_window_follows_the_way_ahead():
+    """A way of 0.8 s that ends a micro-batch every 0.1 s holds eight; one more is here, and one to
+    spare. Three quarters of the way are links, one quarter is computing."""
+    window = InFlightWindow(WindowLimits(3, 100, spare=1))
+    for number in range(64):
+        window.returned(Trip(away_s=0.8, held_s=0.2, path_s=0.2), 0.1 * number)
+    assert window.size == 10
 
 
 def test_queues_do_not_widen_the_window():
-    """Round trips grow when more is in flight than the way holds; the shortest one counts."""
-    window = InFlightWindow(WindowLimits(2, 100))
+    """Micro-batches that stood in line at later stages, or behind others on a link."""
+    window = InFlightWindow(WindowLimits(2, 100, spare=1))
     for number in range(64):
-        now = 0.1 * number
-        window.returned(now - (0.2 if number % 10 == 0 else 3.0), now)
-    assert window.size == 3
+        on_the_link = 0.1 if number % 10 == 0 else 1.0
+        window.returned(Trip(away_s=3.0 + on_the_link, held_s=3.0, path_s=0.1), 0.1 * number)
+    assert window.size == 4
+
+
+def test_a_pause_does_not_narrow_the_window():
+    window = InFlightWindow(WindowLimits(3, 100, spare=1))
+    for start in (0.0, 100.0):
+        for number in range(16):
+            window.returned(Trip(away_s=0.8, held_s=0.0, path_s=0.0), start + 0.1 * number)
+        assert window.size == 10
+        window.paused()
+
+
+def test_a_stage_adds_its_own_time_to_the_way():
+    window = InFlightWindow(WindowLimits(2, 100, spare=1))
+    for number in range(10):
+        window.served(0.3)
+        window.returned(Trip(away_s=0.7, held_s=0.5, path_s=0.4), number)
+    assert window.path_s == pytest.approx(0.3 + 0.2 + 0.4)
 
 
 def test_the_window_keeps_its_limits():
     window = InFlightWindow(WindowLimits(3, 5))
-    sizes = set()
-    for number in range(64):
-        sizes.add(window.returned(0.1 * number - 10.0, 0.1 * number))
+    sizes = {window.returned(Trip(10.0, 0.0, 0.0), 0.1 * number) for number in range(64)}
     assert sizes == {3, 5}
     with pytest.raises(ValueError, match="window of 3 to 2"):
         InFlightWindow(WindowLimits(3, 2))

@@ -94,6 +94,10 @@ class Backward(_Typed, frozen=True, kw_only=True):
     """Of what all later stages have accumulated, with the last part of a batch."""
     loss: float | None = None
     """Of the whole batch, with its last part."""
+    held_s: float = 0.0
+    """From the arrival of the activations at the sender to this message."""
+    path_s: float = 0.0
+    """The least that a micro-batch takes from its arrival there until it comes back."""
 
 
 class Result(_Typed, frozen=True, kw_only=True):

@@ -1,13 +1,13 @@
 """How many micro-batches a stage keeps in flight: enough to never wait, and no more.
 
-A micro-batch comes back to a stage after the round trip through the later stages and their links.
-To have work all that time, the stage needs as many micro-batches under way as it handles in one
-round trip. Both factors are measured: the shortest round trip seen lately (longer ones have stood
-in queues that too many micro-batches make), and the best rate seen lately. Their product is what
-the way ahead holds; one more is on this stage itself.
+A micro-batch comes back to a stage after a way through the later stages and their links. To have
+work all that time, the stage needs as many micro-batches under way as are finished in the time of
+one such way, one more on the stage itself, and one to spare where that costs little: times vary.
 
-More would not be faster, only older: every further micro-batch in flight makes gradients staler and
-takes memory. Pure; times are given by the caller.
+The way is what it takes at least: every stage says how long it computes on a micro-batch, and each
+link how long it takes there and back. Queues are left out. They are made by micro-batches in
+flight, so whoever counts them in asks for more and more, and more would not be faster, only older:
+every further one makes gradients staler and takes memory. Pure; times are given by the caller.
 """
 
 import math
@@ -15,7 +15,9 @@ from collections import deque
 from dataclasses import dataclass
 
 _REMEMBERED = 64
-"""Micro-batches over which minimum and maximum are taken: speeds change, the window follows."""
+"""Micro-batches over which minimum and mean are taken: speeds change, the window follows."""
+_ENOUGH = 8
+"""Micro-batches before what was measured is believed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,26 +26,57 @@ class WindowLimits:
     """What the depth of the pipeline asks for, with free links."""
     most: int
     """What memory allows."""
+    spare: int = 0
+    """Micro-batches beyond those that times which never vary would ask for."""
+
+
+@dataclass(frozen=True, slots=True)
+class Trip:
+    """What a stage learns when a micro-batch comes back from the next one."""
+
+    away_s: float
+    """Since it was sent on."""
+    held_s: float
+    """Of that, at the next stage or beyond it."""
+    path_s: float
+    """The least that its way takes from the next stage on, there and back."""
 
 
 class InFlightWindow:
-    """Follows one stage's round trips and says how many micro-batches to keep in flight."""
+    """Follows the micro-batches of one stage and says how many of them to keep in flight."""
 
     def __init__(self, limits: WindowLimits) -> None:
         if not 1 <= limits.least <= limits.most:
             raise ValueError(f"window of {limits.least} to {limits.most}")
         self._limits = limits
-        self._trips: deque[float] = deque(maxlen=_REMEMBERED)
+        self._links: deque[float] = deque(maxlen=_REMEMBERED)
         self._returns: deque[float] = deque(maxlen=_REMEMBERED)
+        self._service: deque[float] = deque(maxlen=_REMEMBERED)
+        self._beyond_s = 0.0
         self.size = limits.least
 
-    def returned(self, sent_at: float, now: float) -> int:
-        """A micro-batch that was sent on at `sent_at` has come back; the window from now on."""
-        self._trips.append(now - sent_at)
+    def served(self, seconds: float) -> None:
+        """This stage has computed so long on one micro-batch, forward and backward."""
+        self._service.append(seconds)
+
+    def returned(self, trip: Trip, now: float) -> int:
+        """A micro-batch that was sent on has come back; the window from now on."""
+        self._links.append(max(0.0, trip.away_s - trip.held_s))
         self._returns.append(now)
+        self._beyond_s = min(self._links) + trip.path_s
         span = self._returns[-1] - self._returns[0]
-        if len(self._returns) >= 8 and span > 0:
+        if len(self._returns) >= _ENOUGH and span > 0:
             rate = (len(self._returns) - 1) / span
-            wanted = math.ceil(min(self._trips) * rate - 1e-9) + 1
+            wanted = math.floor(self._beyond_s * rate + 0.5) + 1 + self._limits.spare
             self.size = min(max(wanted, self._limits.least), self._limits.most)
         return self.size
+
+    def paused(self) -> None:
+        """Nothing was to be done for a while: that time says nothing about the pace."""
+        self._returns.clear()
+
+    @property
+    def path_s(self) -> float:
+        """The least that a micro-batch takes through this stage and all later ones, and back."""
+        own = sum(self._service) / len(self._service) if self._service else 0.0
+        return own + self._beyond_s
