@@ -77,7 +77,7 @@ class Node:
         average_optim: bool = False,
         *,
         schedule: Literal["async", "sync"] = "async",
-        micro_batches: int = 1,
+        micro_batches: int | Literal["auto"] = "auto",
         max_versions: int = 2,
         max_in_flight: int | None = None,
         clip_grad_norm: float | None = None,
@@ -98,7 +98,11 @@ class Node:
         self.run = RunDir(node_data)
         self.document = read_document(self.run, self.name)
         self.update_frequency = _positive("update_frequency", update_frequency)
-        self.micro_batches = _positive("micro_batches", micro_batches)
+        self.micro_batches = (
+            self.document.micro_batches
+            if micro_batches == "auto"
+            else _positive("micro_batches", micro_batches)
+        )
         self.device = torch.device(device)
         for argument, given in {
             "reduce_factor": reduce_factor,
@@ -133,8 +137,9 @@ class Node:
                 accuracy_file=self._file("val_accuracies.txt"),
             ),
             schedule=_one_of("schedule", schedule, ("async", "sync")),
+            micro_batches=self.micro_batches,
             max_versions=max_versions,
-            most_in_flight=max_in_flight,
+            most_in_flight=self._most_in_flight(max_in_flight),
             precision=Precision(_one_of("precision", precision, _PRECISIONS, _PRECISIONS)),
             compile=compile,
         )
@@ -168,6 +173,13 @@ class Node:
     @property
     def cluster_id(self) -> int:
         return self.document.rank
+
+    def _most_in_flight(self, wanted: int | None) -> int | None:
+        """What the user says, else what memory has room for."""
+        fits = self.document.most_in_flight
+        if wanted is not None or fits is None:
+            return wanted
+        return max(1, fits * self.micro_batches // self.document.micro_batches)
 
     def _file(self, name: str) -> Path:
         """Every cluster has a Leaf, and they may share a folder."""
@@ -320,7 +332,7 @@ class Node:
         values, rows = self._bind(tensors, kwargs)
         proof = proof_of(list(values.values()) if proof_of_item is None else proof_of_item)
         closes = self._batches_in_update + 1 == self.update_frequency
-        parts = min(self.micro_batches, rows)
+        parts = max(1, min(self.micro_batches, rows // self._graph.least_rows))
         with self._interruptible() as runtime:
             for part, (first, last) in enumerate(part_bounds(rows, parts)):
                 of = messages.MicroBatch(

@@ -75,7 +75,10 @@ class StagePlan(msgspec.Struct, frozen=True, kw_only=True):
     tied_bytes: int
     link_s: float
     in_flight: int
+    """Micro-batches between their forward and their backward, with free links."""
     memory: MemoryEstimate
+    most_in_flight: int = 1
+    """Micro-batches that the provider's memory has room for."""
 
     @property
     def step_s(self) -> float:
@@ -91,6 +94,8 @@ class ClusterPlan(msgspec.Struct, frozen=True, kw_only=True):
 
     id: int
     stages: tuple[StagePlan, ...]
+    micro_batches: int = 1
+    """Parts into which the pipeline divides each batch."""
 
     @property
     def bottleneck(self) -> StagePlan:

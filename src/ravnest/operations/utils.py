@@ -3,8 +3,9 @@
 import logging
 import os
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import nn
@@ -17,6 +18,7 @@ from ravnest.planning.figures import quantity, size
 from ravnest.planning.planner import make_plan, with_warning
 from ravnest.planning.pool import read_pool
 from ravnest.planning.report import SEPARATOR, node_blocks, render_report
+from ravnest.planning.rowwise import division_of, why_rows_mix
 from ravnest.planning.search.clusters import PlanOptions
 from ravnest.planning.study import Study, study
 from ravnest.planning.weights import FromFiles, FromModel, WeightSource
@@ -42,6 +44,7 @@ def clusterize(
     max_clusters: int | None = None,
     idle_gain: float = 1.5,
     optimizer: str | float | type = "adam",
+    micro_batches: int | Literal["auto"] = "auto",
     seed: int = 0,
     self_check: bool | None = None,
     weights: str | Path | None = None,
@@ -61,6 +64,9 @@ def clusterize(
             without it. 1.0 seeks speed alone; `math.inf` uses everybody whatever it costs.
         optimizer: how much memory its state takes: "sgd", "momentum", "adam", "adamw", one of
             torch's classes of these names, or a number of bytes per byte of weights.
+        micro_batches: parts into which the pipeline divides each batch; still one update per batch.
+            "auto" chooses by the number of stages, and leaves batches whole where the results of
+            their rows depend on each other (BatchNorm).
         seed: equal seeds give equal plans.
         self_check: compare the finished stages with the model; by default for models up to 2 GB.
         weights: a safetensors file, or a folder of them, to take the weights from; for a model on
@@ -74,13 +80,15 @@ def clusterize(
     """
     overrides = dryrun.current()
     run = RunDir(_path("node_data", node_data))
+    training = TrainingMemory(optimizer_factor=_optimizer_factor(optimizer))
     options = PlanOptions(
         min_cluster_size=overrides.min_cluster_size or min_cluster_size,
         max_clusters=overrides.max_clusters or max_clusters,
         idle_gain=idle_gain,
         seed=seed,
-        training=TrainingMemory(optimizer_factor=_optimizer_factor(optimizer)),
+        training=training,
     )
+    parts_asked = _parts(micro_batches)
     pool = read_pool(overrides.pool or run.pool_file)
     if model is None:
         raise CaptureError("clusterize needs a model: clusterize(model=…, example_args=(batch,))")
@@ -91,9 +99,17 @@ def clusterize(
     logger.info("capturing %s …", type(model).__name__)
     studied = study(model, args, example_kwargs, pass_data=pass_data)
     logger.info("planning for %s …", quantity(len(pool), "provider"))
-    plan = make_plan(studied, pool, options)
+    unchecked = _why_unchecked(studied, self_check)
+    undivided = "" if parts_asked else unchecked or why_rows_mix(studied)
+    division = division_of(studied, parts_asked, undivided=bool(undivided))
+    plan = make_plan(studied, pool, replace(options, training=replace(training, division=division)))
+    if undivided and any(len(cluster.stages) > 1 for cluster in plan.clusters):
+        plan = with_warning(
+            plan,
+            f"batches are not divided into micro-batches: {undivided}. In a deep pipeline whole "
+            "batches make gradients old; micro_batches=N divides them all the same",
+        )
     overrides.deliver(plan)
-    unchecked = _why_unchecked(plan, studied, self_check)
     if unchecked:
         plan = with_warning(plan, f"the stages were not compared with the model: {unchecked}")
     source = _weight_source(studied, weights)
@@ -107,11 +123,22 @@ def clusterize(
     return plan
 
 
-def _why_unchecked(plan: Plan, studied: Study, self_check: bool | None) -> str:
+def _parts(micro_batches: object) -> int | None:
+    """The number asked for; None leaves it to the plan."""
+    if micro_batches == "auto":
+        return None
+    if not isinstance(micro_batches, int) or isinstance(micro_batches, bool) or micro_batches < 1:
+        raise PlanError(
+            f"micro_batches is {_shown(micro_batches)}; give a whole number from 1, or 'auto'"
+        )
+    return micro_batches
+
+
+def _why_unchecked(studied: Study, self_check: bool | None) -> str:
     """Why the finished stages will not be compared with the model, "" if they will."""
     if not studied.has_weights:
         return "its weights are not in memory"
-    if self_check is None and plan.model.parameter_bytes > _SELF_CHECK_LIMIT:
+    if self_check is None and studied.parameter_bytes > _SELF_CHECK_LIMIT:
         return (
             f"it is larger than {size(_SELF_CHECK_LIMIT)} (self_check=True compares all the same)"
         )

@@ -54,6 +54,8 @@ def node_document(
         "plan_id": plan.plan_id,
         "stage": stage.index,
         "stages": len(cluster.stages),
+        "micro_batches": cluster.micro_batches,
+        "most_in_flight": stage.most_in_flight,
         "rings": [
             {"id": ring.id, "members": [addresses[owner] for owner in ring.owners]}
             for ring in rings

@@ -15,6 +15,7 @@ import xxhash
 from ravnest.plan import (
     ClusterPlan,
     IdleProvider,
+    MemoryEstimate,
     ModelSummary,
     Plan,
     ProviderSpec,
@@ -27,6 +28,8 @@ from ravnest.planning.notes import layout_notes, pool_notes
 from ravnest.planning.search.clusters import ClusterLayout, PlanOptions, form_clusters
 from ravnest.planning.search.rings import form_rings
 from ravnest.planning.study import Study
+
+MOST_IN_FLIGHT = 1024
 
 
 def make_plan(study: Study, pool: Sequence[ProviderSpec], options: PlanOptions) -> Plan:
@@ -70,6 +73,7 @@ def _cluster_plan(
             _stage_plan(study, layout.providers[k], k, stages, points[k], points[k + 1], options)
             for k in range(stages)
         ),
+        micro_batches=options.training.division.parts(stages),
     )
 
 
@@ -86,6 +90,8 @@ def _stage_plan(
     start, stop = int(costs.operator[p]), int(costs.operator[q])
     owned = [name for name, home in study.homes.items() if start <= home < stop]
     parameters = [name for name in owned if study.held[name].kind == "parameter"]
+    memory = costs.memory(p, q, stage, stages, options.training)
+    in_flight = options.training.in_flight(stage, stages)
     sent = costs.sent_bytes(p, q)
     received = costs.received_bytes(p, q)
     return StagePlan(
@@ -102,9 +108,18 @@ def _stage_plan(
         received_bytes=int(received),
         tied_bytes=int(costs.tied_bytes[p, q]),
         link_s=max(sent, received) / provider.bytes_per_s if stages > 1 else 0.0,
-        in_flight=options.training.in_flight(stage, stages),
-        memory=costs.memory(p, q, stage, stages, options.training),
+        in_flight=in_flight,
+        most_in_flight=_most_in_flight(provider, memory, in_flight),
+        memory=memory,
     )
+
+
+def _most_in_flight(provider: ProviderSpec, memory: MemoryEstimate, in_flight: int) -> int:
+    """A link with much delay needs more micro-batches in flight than its depth alone asks for."""
+    if not memory.activations:
+        return MOST_IN_FLIGHT
+    free = provider.memory_bytes - memory.total
+    return min(in_flight + int(free * in_flight / memory.activations), MOST_IN_FLIGHT)
 
 
 def _summary(study: Study, options: PlanOptions) -> ModelSummary:
@@ -114,7 +129,7 @@ def _summary(study: Study, options: PlanOptions) -> ModelSummary:
     return ModelSummary(
         name=study.name,
         parameters=sum(tensor.tensor.numel() for tensor in parameters),
-        parameter_bytes=sum(t.tensor.numel() * t.tensor.element_size() for t in parameters),
+        parameter_bytes=study.parameter_bytes,
         training_bytes=costs.memory(0, end, 0, 1, options.training).total,
         operators=len(study.train.ops),
         batch_size=study.train.batch_size,
@@ -171,3 +186,30 @@ def _content_hash(tensor: torch.Tensor) -> bytes:
 
 def with_warning(plan: Plan, warning: str) -> Plan:
     return msgspec.structs.replace(plan, warnings=(*plan.warnings, warning))
+
+
+def with_larger_parts(plan: Plan, least_rows: int) -> Plan:
+    """The same plan with so many rows in every micro-batch at least.
+
+    Fewer of them fit into memory then, and no more than fit are kept in flight.
+    """
+    parts = max(1, plan.model.batch_size // least_rows)
+    clusters = tuple(
+        cluster if cluster.micro_batches <= parts else _divided(cluster, parts)
+        for cluster in plan.clusters
+    )
+    return msgspec.structs.replace(plan, clusters=clusters)
+
+
+def _divided(cluster: ClusterPlan, parts: int) -> ClusterPlan:
+    larger = cluster.micro_batches / parts
+    stages = []
+    for stage in cluster.stages:
+        most = max(1, int(stage.most_in_flight / larger))
+        in_flight = min(stage.in_flight, most)
+        activations = int(stage.memory.activations / stage.in_flight * larger * in_flight)
+        memory = msgspec.structs.replace(stage.memory, activations=activations)
+        stages.append(
+            msgspec.structs.replace(stage, in_flight=in_flight, most_in_flight=most, memory=memory)
+        )
+    return msgspec.structs.replace(cluster, stages=tuple(stages), micro_batches=parts)

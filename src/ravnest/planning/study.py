@@ -64,6 +64,11 @@ class Study:
         return not any(tensor.tensor.is_meta for tensor in self.held.values())
 
     @property
+    def parameter_bytes(self) -> int:
+        parameters = [t.tensor for t in self.held.values() if t.kind == "parameter"]
+        return sum(tensor.numel() * tensor.element_size() for tensor in parameters)
+
+    @property
     def names_of(self) -> dict[str, list[str]]:
         """Canonical name → all names of the tensor, tied ones included."""
         found: defaultdict[str, list[str]] = defaultdict(list)

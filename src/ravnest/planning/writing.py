@@ -13,7 +13,7 @@ import msgspec
 from ravnest.plan import ClusterPlan, Plan
 from ravnest.planning.capture.surroundings import as_in_training
 from ravnest.planning.nodes import node_documents
-from ravnest.planning.planner import with_warning
+from ravnest.planning.planner import with_larger_parts, with_warning
 from ravnest.planning.selfcheck import OneRowError, SelfCheck
 from ravnest.planning.state import state_entries, state_versions
 from ravnest.planning.study import Study
@@ -42,7 +42,7 @@ def write_plan(
         except OneRowError as error:
             study.needs_two_rows()
             note = f"{error}; batches of one row are refused (drop_last=True in the DataLoader)"
-            warned = with_warning(plan, note)
+            warned = with_larger_parts(with_warning(plan, note), least_rows=2)
             for part in fresh.root.iterdir():
                 shutil.rmtree(part) if part.is_dir() else part.unlink()
             _write(warned, study, run, fresh, weights, check=check)

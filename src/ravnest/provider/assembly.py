@@ -1,5 +1,6 @@
 """A stage package and the user's settings, put together into a stage that can work."""
 
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Literal
@@ -27,6 +28,7 @@ class StageSettings:
     update: UpdateSettings = field(default_factory=UpdateSettings)
     leaf: LeafSettings = field(default_factory=LeafSettings)
     schedule: Schedule = "async"
+    micro_batches: int = 1
     max_versions: int = 2
     most_in_flight: int | None = None
     precision: Precision = field(default_factory=Precision)
@@ -35,9 +37,15 @@ class StageSettings:
 
 
 def build_runner(
-    package: StagePackage, stage: StageModule, settings: StageSettings, observer: Observer
+    package: StagePackage,
+    stage: StageModule,
+    settings: StageSettings,
+    observer: Observer,
+    *,
+    clock: Callable[[], float] = time.monotonic,
 ) -> StageRunner:
     graph = stage.graph
+    limits = _window(graph.stage, graph.stages, settings)
     named = {
         name: tensor
         for name, tensor in stage.tensors().items()
@@ -60,23 +68,26 @@ def build_runner(
                 max_versions=settings.max_versions,
                 waits_for_permission=clips and settings.schedule == "sync" and not graph.is_first,
             ),
-            limit=graph.stages - graph.stage,
+            limit=limits.least,
         ),
-        window=InFlightWindow(_window(graph.stage, graph.stages, settings)),
+        window=InFlightWindow(limits),
         tied=TiedParameters(graph, named),
         observer=observer,
         leaf=Leaf(settings.leaf) if graph.is_last else None,
         save=_saving(package, stage),
         clips=clips,
+        clock=clock,
     )
 
 
 def _window(stage: int, stages: int, settings: StageSettings) -> WindowLimits:
-    least = stages - stage
     if stage == stages - 1:
         return WindowLimits(1, 1)
-    most = settings.most_in_flight
-    return WindowLimits(least, 8 * least if most is None else max(least, most))
+    # Whole batches in flight are old, and take much memory: none to spare of those.
+    spare = 1 if settings.micro_batches > 1 else 0
+    least = stages - stage + spare
+    most = 8 * least if settings.most_in_flight is None else settings.most_in_flight
+    return WindowLimits(min(least, most), most, spare)
 
 
 def _saving(package: StagePackage, stage: StageModule) -> Callable[[], None]:

@@ -20,6 +20,10 @@ class NodeDocument(msgspec.Struct, frozen=True):
     plan_id: str = ""
     stage: int = 0
     stages: int = 1
+    micro_batches: int = 1
+    """Parts into which batches are divided."""
+    most_in_flight: int | None = None
+    """Micro-batches, of a batch divided into so many parts, that memory has room for."""
     forward_target_host: str | None = None
     forward_target_port: int | None = None
     backward_target_host: str | None = None

@@ -10,6 +10,7 @@ import torch
 
 from ravnest.errors import DataError, NodeError
 from ravnest.provider.batches import part_bounds, rows_of
+from ravnest.provider.criterion import PartLoss
 from ravnest.provider.proof import agree, proof_of
 from ravnest.wire.messages import MicroBatch
 
@@ -36,6 +37,11 @@ class LabelFeed:
         item = self._current[1]
         start, stop = part_bounds(of.batch_rows, of.parts)[of.part]
         return rows_of(item, of.batch_rows, start, stop)
+
+    @property
+    def whole(self) -> Any:
+        """Of the batch that was last asked for."""
+        return None if self._current is None else self._current[1]
 
     def _check(self, of: MicroBatch, proof: tuple[int, ...]) -> None:
         assert self._current is not None
@@ -149,18 +155,14 @@ class Leaf:
         self._judgement = Judgement()
         self._batch_loss = 0.0
         self._update_losses: list[float] = []
-        self._adds_up = getattr(settings.criterion, "reduction", "mean") == "sum"
+        self._part_loss = PartLoss(settings.criterion) if settings.criterion else None
 
     def loss(self, outputs: Any, of: MicroBatch, proof: tuple[int, ...]) -> torch.Tensor:
         """Of one part, weighted so that the parts of a batch add up to the batch's loss."""
-        if self._settings.criterion is None:
+        if self._part_loss is None:
             raise NodeError("the Leaf needs a criterion to train: Node(…, criterion=…)")
-        loss = self._settings.criterion(outputs, self._labels.part(of, proof))
-        if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
-            found = list(loss.shape) if isinstance(loss, torch.Tensor) else type(loss).__name__
-            raise NodeError(f"the criterion must return a tensor with one number, not {found}")
-        weight = 1.0 if self._adds_up else of.rows / of.batch_rows
-        return loss.reshape(()) if weight == 1.0 else loss.reshape(()) * weight
+        part = self._labels.part(of, proof)
+        return self._part_loss(outputs, part, self._labels.whole, of)
 
     def finished_part(self, loss: torch.Tensor, of: MicroBatch) -> float | None:
         """The loss of the whole batch, once its last part is through."""

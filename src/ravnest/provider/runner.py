@@ -25,7 +25,7 @@ from ravnest.provider.routing import (
     unpack_gradients,
 )
 from ravnest.provider.schedule import pipeline as plan
-from ravnest.provider.schedule.window import InFlightWindow
+from ravnest.provider.schedule.window import InFlightWindow, Trip
 from ravnest.provider.tied import TiedParameters
 from ravnest.stage import structure
 from ravnest.wire import messages
@@ -56,8 +56,11 @@ class _Work:
     message: messages.Forward
     values: dict[int, Any]
     onward: Onward
+    arrived_at: float
     item: Pass | None = None
     sent_at: float = 0.0
+    served_s: float = 0.0
+    """Spent computing on it."""
     gradients: dict[int, torch.Tensor] | None = None
     later_norm: float = 0.0
     loss: float | None = None
@@ -121,7 +124,7 @@ class StageRunner:
 
     def submit(self, message: messages.Forward, values: dict[int, Any]) -> None:
         """On the first stage: a micro-batch from the user."""
-        self._enter(_Work(message, values, Onward()))
+        self._enter(_Work(message, values, Onward(), self._clock()))
 
     def arrived(self, parcel: Parcel) -> None:
         """A message from a neighbour."""
@@ -129,7 +132,7 @@ class StageRunner:
         match message:
             case messages.Forward():
                 values, onward = unpack(message.carried, parcel.tensors, self._graph.stage)
-                self._enter(_Work(message, values, onward))
+                self._enter(_Work(message, values, onward, self._clock()))
             case messages.Backward():
                 self._gradients_arrived(message, parcel.tensors)
             case messages.Command():
@@ -189,7 +192,9 @@ class StageRunner:
         if unknown := work.gradients.keys() - known:
             raise WireError(f"a gradient of value {min(unknown)}, which this stage never sent")
         work.later_norm, work.loss = message.squared_norm, message.loss
-        self.schedule.limit = self.window.returned(work.sent_at, self._clock())
+        now = self._clock()
+        trip = Trip(now - work.sent_at, message.held_s, message.path_s)
+        self.schedule.limit = self.window.returned(trip, now)
         self.schedule.handle(plan.BackwardReady(key))
 
     def _sent_values(self) -> set[int]:
@@ -238,6 +243,7 @@ class StageRunner:
 
     def _forward(self, instruction: plan.Forward) -> None:
         work = self._work[instruction.key]
+        started = self._clock()
         work.item = item = self._passes.forward(work.values, instruction.version)
         work.values = {}
         self.meter.forwards += 1
@@ -245,8 +251,10 @@ class StageRunner:
         if self._leaf is not None:
             leaf = self._leaf
             self._passes.with_loss(item, lambda outputs: leaf.loss(outputs, of, work.message.proof))
+            work.served_s = self._clock() - started
         else:
             assert item.outputs is not None
+            work.served_s = self._clock() - started
             self._send_on(work, {**item.inputs, **item.outputs}, self._graph.train.sends)
             self._passes.forget_activations(item)
             work.sent_at = self._clock()
@@ -265,7 +273,9 @@ class StageRunner:
         item, of = work.item, work.message.of
         assert item is not None
         arrived = work.gradients or {}
+        started = self._clock()
         own = self._passes.backward(item, arrived)
+        self.window.served(work.served_s + self._clock() - started)
         if instruction.frees_version:
             self._passes.versions.release(instruction.version)
         meter = self.meter
@@ -292,7 +302,14 @@ class StageRunner:
         if self.previous is None:
             return
         carried, tensors = pack_backward(gradients)
-        back = messages.Backward(of=of, carried=carried, squared_norm=norm, loss=work.loss)
+        back = messages.Backward(
+            of=of,
+            carried=carried,
+            squared_norm=norm,
+            loss=work.loss,
+            held_s=self._clock() - work.arrived_at,
+            path_s=self.window.path_s,
+        )
         self.previous.send(Parcel(back, tensors))
 
     def _update(self, instruction: plan.Update) -> None:
@@ -365,6 +382,7 @@ class StageRunner:
         }
 
     def _obey(self, command: plan.CommandReady) -> None:
+        self.window.paused()
         metrics: dict[str, float] = {}
         match command.name:
             case "epoch":

@@ -7,7 +7,8 @@ point 0 is the start of the model and M-1 its end. A stage is a pair p < q.
 Knows nothing about providers except how to turn their figures into seconds and bytes.
 """
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
@@ -23,15 +24,50 @@ REFERENCE_GFLOPS = 50.0
 
 
 @dataclass(frozen=True)
+class Division:
+    """How the batches of a run are divided into micro-batches."""
+
+    batch_rows: int = 1
+    least_rows: int | None = None
+    """Fewest rows of a micro-batch; None if batches must stay whole."""
+    parts_asked: int | None = None
+    """What the requester wants, whatever would be chosen."""
+
+    def parts(self, stages: int) -> int:
+        """Micro-batches per batch for a pipeline of so many stages.
+
+        A stage has to keep as many micro-batches in flight as there are stages behind it, and those
+        of the next batch that it begins before this one's update are a step behind. With twice as
+        many parts as that, no more than every other micro-batch on the first stage is.
+        """
+        if self.parts_asked is not None:
+            return max(1, min(self.parts_asked, self.batch_rows))
+        if self.least_rows is None or stages == 1:
+            return 1
+        rows = max(self.least_rows, self.batch_rows // (2 * (stages - 1)), 1)
+        return max(1, self.batch_rows // rows)
+
+    def share(self, stages: int) -> float:
+        """Of a batch, that its largest micro-batch makes up."""
+        return math.ceil(self.batch_rows / self.parts(stages)) / self.batch_rows
+
+
+@dataclass(frozen=True)
 class TrainingMemory:
     """How training multiplies the bytes of trainable weights and of activations."""
 
     optimizer_factor: float = 2.0
     max_versions: int = 2
+    division: Division = field(default_factory=Division)
 
     def in_flight(self, stage: int, stages: int) -> int:
         """Micro-batches between their forward and their backward on this stage."""
-        return stages - stage
+        spare = 1 if self.division.parts(stages) > 1 and stage < stages - 1 else 0
+        return stages - stage + spare
+
+    def batches_in_flight(self, stage: int, stages: int) -> float:
+        """The same in whole batches."""
+        return self.in_flight(stage, stages) * self.division.share(stages)
 
     def versions(self, stage: int, stages: int) -> int:
         """Weight versions alive at once: the last stage never needs an old one."""
@@ -80,17 +116,18 @@ class CutCosts:
             gradients=trainable,
             optimizer=int(trainable * training.optimizer_factor),
             versions=trainable * (training.versions(stage, stages) - 1),
-            activations=int(self.activation_bytes[p, q]) * training.in_flight(stage, stages),
-            working=int(self.working_bytes[p, q]),
+            activations=int(
+                self.activation_bytes[p, q] * training.batches_in_flight(stage, stages)
+            ),
+            working=int(self.working_bytes[p, q] * training.division.share(stages)),
         )
 
     def memory_matrix(self, stage: int, stages: int, training: TrainingMemory) -> Floats:
         """`memory(...).total` for every pair of cut points at once."""
         factor = 1 + training.optimizer_factor + training.versions(stage, stages) - 1
-        activations = self.activation_bytes * training.in_flight(stage, stages)
-        total: Floats = (
-            self.weight_bytes + self.trainable_bytes * factor + activations + self.working_bytes
-        )
+        activations = self.activation_bytes * training.batches_in_flight(stage, stages)
+        working = self.working_bytes * training.division.share(stages)
+        total: Floats = self.weight_bytes + self.trainable_bytes * factor + activations + working
         return total
 
     def sent_bytes(self, p: int, q: int) -> float:

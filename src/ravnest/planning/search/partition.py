@@ -64,8 +64,14 @@ def most_stages(costs: CutCosts) -> int:
     return len(np.unique(trained)) - 1 if trained[-1] > 0 else costs.cut_points - 1
 
 
-def memory_of(costs: CutCosts, pairs: Any, distance: int, training: TrainingMemory) -> Floats:
-    """Bytes that some stages need; `pairs` indexes the tables like any numpy index."""
+def memory_of(
+    costs: CutCosts, pairs: Any, distance: int, training: TrainingMemory, *, alone: bool = False
+) -> Floats:
+    """Bytes that some stages need; `pairs` indexes the tables like any numpy index.
+
+    For a pipeline that begins `distance` stages from its end, or has two stages at least. A longer
+    one divides its batches into more and smaller parts, and its last stages need less than this.
+    """
     chosen = replace(
         costs,
         weight_bytes=costs.weight_bytes[pairs],
@@ -73,7 +79,8 @@ def memory_of(costs: CutCosts, pairs: Any, distance: int, training: TrainingMemo
         activation_bytes=costs.activation_bytes[pairs],
         working_bytes=costs.working_bytes[pairs],
     )
-    return chosen.memory_matrix(0, distance, training)
+    stages = 1 if alone else max(distance, 2)
+    return chosen.memory_matrix(stages - distance, stages, training)
 
 
 class StageTables:
@@ -109,9 +116,20 @@ class StageTables:
         if distance not in self._memory:
             block = self._rows, self._columns
             memory = np.asfortranarray(memory_of(self.costs, block, distance, self.training))
+            if distance == 1 and self._holds_everything:
+                whole = (0, self.costs.cut_points - 1)
+                memory[0, -1] = memory_of(self.costs, whole, 1, self.training, alone=True)
             self._memory[distance] = memory
             self._most_memory[distance] = float(memory.max())
         return self._memory[distance]
+
+    @property
+    def _holds_everything(self) -> bool:
+        """Is the stage that is the whole model, first and last at once, among these?"""
+        return self._rows.start in (None, 0) and self._columns.stop in (
+            None,
+            self.costs.cut_points,
+        )
 
     def seconds(
         self, provider: ProviderSpec, distance: int, rows: slice = ALL, columns: slice = ALL

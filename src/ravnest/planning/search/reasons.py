@@ -25,7 +25,7 @@ REMEDY = "Add providers or memory, make the batch smaller, or choose an optimize
 
 def training_bytes(costs: CutCosts, training: TrainingMemory) -> float:
     """What one provider would need to train the whole model alone."""
-    return float(memory_of(costs, (0, costs.cut_points - 1), 1, training))
+    return float(memory_of(costs, (0, costs.cut_points - 1), 1, training, alone=True))
 
 
 def smallest_stage_bytes(costs: CutCosts, training: TrainingMemory) -> float:
