@@ -26,6 +26,7 @@ from torch.utils.data import DataLoader
 from ravnest.errors import NodeError, RunError
 from ravnest.provider.assembly import StageSettings, build_runner
 from ravnest.provider.batches import part_bounds
+from ravnest.provider.compute.optimizers import optimizer_named
 from ravnest.provider.compute.passes import Precision
 from ravnest.provider.compute.updating import UpdateSettings
 from ravnest.provider.document import read_document
@@ -61,7 +62,7 @@ class Node:
         self,
         name: str | None = None,
         model: nn.Module | None = None,
-        optimizer: Callable[..., torch.optim.Optimizer] | None = None,
+        optimizer: Callable[..., torch.optim.Optimizer] | str | None = None,
         optimizer_params: Mapping[str, Any] | None = None,
         lr_scheduler: Callable[..., Any] | None = None,
         lr_scheduler_params: Mapping[str, Any] | None = None,
@@ -120,7 +121,7 @@ class Node:
         self._graph = self._package.graph
         self._settings = StageSettings(
             update=UpdateSettings(
-                optimizer=optimizer,
+                optimizer=optimizer_named(optimizer),
                 optimizer_params=dict(optimizer_params or {}),
                 lr_scheduler=lr_scheduler,
                 lr_scheduler_params=dict(lr_scheduler_params or {}),

@@ -70,9 +70,7 @@ def test_nll_and_soft_targets():
     assert torch.allclose(parts.sum(), whole, rtol=1e-5)
     soft = torch.rand(8, 5, 6).softmax(1)
     whole = nn.CrossEntropyLoss()(outputs, soft)
-    assert torch.allclose(
-        parts_of(nn.CrossEntropyLoss(), outputs, soft, 3).sum(), whole, rtol=1e-5
-    )
+    assert torch.allclose(parts_of(nn.CrossEntropyLoss(), outputs, soft, 3).sum(), whole, rtol=1e-5)
 
 
 @pytest.mark.parametrize("count", [2, 3, 8])

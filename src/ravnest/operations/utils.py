@@ -27,7 +27,7 @@ from ravnest.rundir import RunDir
 
 logger = logging.getLogger("ravnest.planning")
 
-OPTIMIZER_FACTORS = {"sgd": 0.0, "momentum": 1.0, "adam": 2.0, "adamw": 2.0}
+OPTIMIZER_FACTORS = {"sgd": 0.0, "momentum": 1.0, "adam": 2.0, "adamw": 2.0, "muon": 1.0}
 """Bytes of optimizer state per byte of trainable weights."""
 
 _SELF_CHECK_LIMIT = 2_000_000_000
@@ -62,8 +62,8 @@ def clusterize(
         max_clusters: most clusters to form; as many as useful if not given.
         idle_gain: leave a provider out only if the run is predicted to be this many times faster
             without it. 1.0 seeks speed alone; `math.inf` uses everybody whatever it costs.
-        optimizer: how much memory its state takes: "sgd", "momentum", "adam", "adamw", one of
-            torch's classes of these names, or a number of bytes per byte of weights.
+        optimizer: how much memory its state takes: "sgd", "momentum", "adam", "adamw",
+            "muon", one of torch's classes of these names, or a number of bytes per byte of weights.
         micro_batches: parts into which the pipeline divides each batch; still one update per batch.
             "auto" chooses by the number of stages, and leaves batches whole where the results of
             their rows depend on each other (BatchNorm).

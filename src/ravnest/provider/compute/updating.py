@@ -10,9 +10,8 @@ import torch
 from torch import nn
 
 from ravnest.errors import NodeError
+from ravnest.provider.compute.optimizers import OptimizerFactory
 from ravnest.provider.compute.versions import WeightVersions
-
-OptimizerFactory = Callable[..., torch.optim.Optimizer]
 
 
 @dataclass(frozen=True)

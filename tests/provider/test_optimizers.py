@@ -1,0 +1,101 @@
+"""Optimizers by name."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+from ravnest.errors import NodeError
+from ravnest.provider.compute.optimizers import NAMED, Muon, optimizer_named
+from ravnest.provider.compute.updating import Updater, UpdateSettings
+from ravnest.provider.compute.versions import WeightVersions
+
+
+def net():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Conv2d(1, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(16, 3))
+
+
+def backward(model, seed):
+    torch.manual_seed(seed)
+    model.zero_grad()
+    model(torch.randn(5, 1, 4, 4)).square().mean().backward()
+
+
+def test_names_and_classes():
+    assert optimizer_named("AdamW") is torch.optim.AdamW
+    assert optimizer_named(torch.optim.SGD) is torch.optim.SGD
+    assert optimizer_named(None) is None
+    with pytest.raises(NodeError, match=r"adagrod.*muon"):
+        optimizer_named("adagrod")
+
+
+@pytest.mark.parametrize("name", NAMED)
+def test_every_name_trains(name):
+    model = net()
+    optimizer = NAMED[name](model.parameters(), lr=0.01)
+    losses = []
+    for _ in range(5):
+        backward(model, 1)
+        optimizer.step()
+        torch.manual_seed(1)
+        losses.append(model(torch.randn(5, 1, 4, 4)).square().mean().item())
+    assert losses == sorted(losses, reverse=True)
+
+
+def test_muon_is_torchs_muon_and_torchs_adamw():
+    mine, theirs = net(), net()
+    one = Muon(mine.parameters(), lr=0.01, weight_decay=0.1)
+    kernel, matrix = theirs[0].weight, theirs[3].weight
+    flat = nn.Parameter(kernel.data.view(4, -1))
+    others = [theirs[0].bias, theirs[3].bias]
+    parts = [
+        torch.optim.Muon([flat, matrix], lr=0.01, adjust_lr_fn="match_rms_adamw", weight_decay=0.1),
+        torch.optim.AdamW(others, lr=0.01, weight_decay=0.1),
+    ]
+    for step in range(3):
+        backward(mine, step)
+        one.step()
+        backward(theirs, step)
+        flat.grad = kernel.grad.reshape(4, -1)
+        for part in parts:
+            part.step()
+    for ours, plain in zip(mine.parameters(), theirs.parameters(), strict=True):
+        assert torch.equal(ours, plain)
+
+
+def test_muon_follows_schedulers_and_saves_its_state():
+    model = net()
+    optimizer = Muon(model.parameters(), lr=1.0)
+    schedule = torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma=0.5)
+    backward(model, 0)
+    optimizer.step()
+    schedule.step()
+    assert {group["lr"] for part in optimizer._parts for group in part.param_groups} == {0.5}
+    again = copy.deepcopy(model)
+    other = Muon(again.parameters(), lr=1.0)
+    other.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+    for which, stepping in ((model, optimizer), (again, other)):
+        backward(which, 1)
+        stepping.step()
+    assert all(map(torch.equal, model.parameters(), again.parameters()))
+
+
+def test_muon_follows_weights_that_move():
+    """Updates with micro-batches in flight put the weights into other memory."""
+    settings = UpdateSettings(optimizer=Muon, optimizer_params={"lr": 0.1})
+    plain, moving = net(), net()
+    reference = Muon(plain.parameters(), lr=0.1)
+    versions = WeightVersions(moving)
+    updater = Updater(versions, versions.masters, settings)
+    for step in range(3):
+        backward(plain, step)
+        reference.step()
+        with versions.collect_gradients(step):
+            torch.manual_seed(step)
+            moving(torch.randn(5, 1, 4, 4)).square().mean().backward()
+        updater.apply(step + 1, batches=1, in_place=False)
+        versions.release(step)
+    for expected, found in zip(plain.parameters(), versions.masters, strict=True):
+        assert torch.allclose(expected, found, atol=1e-6)
