@@ -19,8 +19,8 @@ from ravnest.provider.batches import rows_of
 from ravnest.wire.messages import MicroBatch
 
 logger = logging.getLogger("ravnest")
-_EQUAL, _ALIKE = 1e-3, 0.1
-"""Relative differences: from rounding only; from weights that parts of one batch may differ in."""
+_EQUAL = 1e-3
+"""Relative differences up to this come from rounding."""
 
 
 class PartLoss:
@@ -62,46 +62,43 @@ class PartLoss:
         of the row twice)."""
         try:
             with torch.no_grad():
-                mean, total, found = self._compared(outputs, part, of.rows, value)
+                found, halves, rows = self._compared(outputs, part, of.rows, value)
         except Exception as error:
             logger.debug("the criterion cannot be tried on fewer rows: %s", error)
             return
-        scale = max(abs(mean), abs(found), 1e-12)
-        if abs(found - mean) <= _EQUAL * scale:
+        mean = sum(half * count for half, count in zip(halves, rows, strict=True)) / sum(rows)
+        slack = _EQUAL * max(abs(mean), abs(found), 1e-12)
+        if abs(found - mean) <= slack:
             return
-        if abs(found - total) <= _EQUAL * max(abs(total), scale):
+        if abs(found - sum(halves)) <= slack:
             self._adds_up = True
             return
-        off = abs(found - mean) / scale
-        about = (
-            f"the criterion is no mean over the rows of a batch: the value of a batch is "
-            f"{off:.0%} off the mean of its parts, into which the pipeline divides it"
-        )
-        if off > _ALIKE:
+        if not min(halves) - slack <= found <= max(halves) + slack:
             raise NodeError(
-                f"{about}. If it compares rows with each other, batches must stay whole: "
-                "Node(micro_batches=1), better clusterize(micro_batches=1)"
+                "the criterion is no mean over the rows of a batch, nor a sum: of rows with the "
+                f"values {halves[0]:.4g} and {halves[1]:.4g} it makes {found:.4g}. If it compares "
+                "rows with each other, batches must stay whole: Node(micro_batches=1), better "
+                "clusterize(micro_batches=1)"
             )
         logger.warning(
-            "%s. Parts count by their rows; for exact values pass nn.CrossEntropyLoss itself, "
-            "or keep batches whole with micro_batches=1",
-            about,
+            "the criterion is a mean over other things than the rows of a batch (words that are "
+            "not masked?). The parts of a batch count by their rows; for exact values pass "
+            "nn.CrossEntropyLoss itself, or keep batches whole with micro_batches=1"
         )
 
     def _compared(
         self, outputs: Any, part: Any, rows: int, value: float
-    ) -> tuple[float, float, float]:
-        """Mean and sum of the values of two halves, and the value of both together."""
+    ) -> tuple[float, list[float], tuple[int, int]]:
+        """The value of some rows, those of their halves, and how many rows these have."""
         if rows == 1:
             twice = float(self._value(_doubled(outputs), _doubled(part)))
-            return value, 2 * value, twice
+            return twice, [value, value], (1, 1)
         middle = rows // 2
         halves = [
             float(self._value(*(rows_of(item, rows, start, stop) for item in (outputs, part))))
             for start, stop in ((0, middle), (middle, rows))
         ]
-        mean = (halves[0] * middle + halves[1] * (rows - middle)) / rows
-        return mean, sum(halves), value
+        return value, halves, (middle, rows - middle)
 
 
 def _doubled(item: Any) -> Any:
