@@ -17,6 +17,7 @@ import struct
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import xxhash
 
 from ravnest.errors import WireError
@@ -135,7 +136,9 @@ class Assembler:
             raise WireError("the header of a frame is cut off")
         header = bytes(rest[:header_bytes])
         try:
-            body = bytearray(body_bytes)  # not touched yet, so it costs nothing until it fills
+            # Not a bytearray, which would be filled with zeros: memory that nobody has touched is
+            # not taken before it fills.
+            body = np.empty(body_bytes, dtype=np.uint8).data
         except MemoryError:
             raise WireError(f"there is no memory for a frame of {body_bytes} bytes") from None
         self._frame = _Partial(sequence, header, body, 0, checksum)
@@ -165,6 +168,6 @@ class _Partial:
 
     sequence: int
     header: bytes
-    body: bytearray
+    body: memoryview
     filled: int
     checksum: int
