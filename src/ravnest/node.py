@@ -36,6 +36,7 @@ from ravnest.provider.runner import StageRunner
 from ravnest.provider.runtime import Place, ProviderRuntime
 from ravnest.rundir import RunDir
 from ravnest.stage import structure
+from ravnest.stage.graph import Mode
 from ravnest.stage.local import bind_inputs, check_batch
 from ravnest.stage.package import load_package
 from ravnest.wire import messages
@@ -330,10 +331,10 @@ class Node:
         """
         if not self.is_root:
             return
-        values, rows = self._bind(tensors, kwargs)
+        values, rows = self._bind(tensors, kwargs, "train")
         proof = proof_of(list(values.values()) if proof_of_item is None else proof_of_item)
         closes = self._batches_in_update + 1 == self.update_frequency
-        parts = max(1, min(self.micro_batches, rows // self._graph.least_rows))
+        parts = max(1, min(self.micro_batches, rows // self._graph.train.least_rows))
         with self._interruptible() as runtime:
             for part, (first, last) in enumerate(part_bounds(rows, parts)):
                 of = messages.MicroBatch(
@@ -358,7 +359,9 @@ class Node:
         self._update += 1
         self._batches_in_update = 0
 
-    def _bind(self, tensors: Any, kwargs: Mapping[str, Any]) -> tuple[dict[int, Any], int]:
+    def _bind(
+        self, tensors: Any, kwargs: Mapping[str, Any], mode: Mode
+    ) -> tuple[dict[int, Any], int]:
         graph = self._graph
         args: Sequence[Any]
         named = {_plain_name(name, graph): value for name, value in kwargs.items()}
@@ -371,15 +374,10 @@ class Node:
         else:
             args = (tensors,)
         values: dict[int, Any] = dict(bind_inputs(graph.arguments, args, named))
-        check_batch(graph, values)
-        open_rows = [
-            values[wire.value].shape[0] for wire in graph.inputs if wire.shape[:1] == (-1,)
-        ]
-        first = next((v for v in values.values() if isinstance(v, torch.Tensor) and v.dim()), None)
-        rows = open_rows[0] if open_rows else (1 if first is None else int(first.shape[0]))
-        if any(count != rows for count in open_rows):
-            raise ValueError(f"the inputs of a batch have different numbers of rows: {open_rows}")
-        return values, rows
+        check_batch(graph, values, mode)
+        batched = [values[wire.value] for wire in graph.inputs if wire.shape[:1] == (-1,)]
+        sized = batched or [v for v in values.values() if isinstance(v, torch.Tensor) and v.dim()]
+        return values, int(sized[0].shape[0]) if sized else 1
 
     def _rows(self, values: dict[int, Any], first: int, last: int, rows: int) -> dict[int, Any]:
         if first == 0 and last == rows:
@@ -422,7 +420,7 @@ class Node:
             return None
         task: Literal["validate", "predict"] = "predict" if output_type is None else "validate"
         item = kwargs.pop("proof_of_item", None)
-        values, rows = self._bind(tensors, kwargs)
+        values, rows = self._bind(tensors, kwargs, "eval")
         proof = proof_of(list(values.values()) if item is None else item)
         of = messages.MicroBatch(
             batch=self._batch,

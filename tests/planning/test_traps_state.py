@@ -119,7 +119,7 @@ class Once(nn.Module):
 
 def test_model_that_answers_differently_the_second_time_is_refused(tmp_path: Path) -> None:
     studied = study(chain_of(Once()), (BATCH,))
-    with pytest.raises(CaptureError, match="differently the second time"):
+    with pytest.raises(CaptureError, match="when it has been called before"):
         self_check(studied, tmp_path)
 
 

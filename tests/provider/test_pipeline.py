@@ -117,6 +117,18 @@ def test_a_synchronous_pipeline_is_one_machine(tmp_path, update, stages, parts, 
     assert losses == pytest.approx(expected, abs=1e-5)
 
 
+def test_a_tied_embedding_with_sparse_gradients_is_one_machine(tmp_path):
+    """The owner's own gradient is sparse; what the copy sends is dense, or was made so."""
+    torch.manual_seed(0)
+    model = TiedModel()
+    model.embed.sparse = True
+    reference = copy.deepcopy(model)
+    batches = words()
+    state, _, _ = train(model, tmp_path, batches, SGD, schedule="sync", stages=3, parts=2)
+    one_machine(reference, batches, SGD)
+    assert difference(state, reference) < 1e-5
+
+
 @pytest.mark.parametrize("recompute", [False, True])
 def test_activations_computed_again_change_nothing(tmp_path, recompute):
     torch.manual_seed(0)

@@ -18,6 +18,7 @@ CONTEXTS = [
     LOW,
     Context(grad=False, autocast_dtype="bfloat16", autocast_enabled=True),
     Context(autocast_dtype="bfloat16", autocast_enabled=False),
+    Context(autocast_dtype="bfloat16", autocast_enabled=True, cast_once=1),
 ]
 NOTHING_HELD = Program(
     arguments=(), inputs=[X], ops=[], result={}, held={}, dynamic=False, batch_size=2

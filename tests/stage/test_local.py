@@ -266,12 +266,14 @@ def test_only_the_batch_may_have_another_size_than_planned():
 
 
 def test_batches_that_take_another_way_through_the_model_are_refused():
-    graph = calculation(
-        op(1, "aten.relu.default", v(0)), result={"leaf": 1}, least_rows=3, most_rows=8
-    )
+    graph = calculation(op(1, "aten.relu.default", v(0)), result={"leaf": 1})
     graph["inputs"][0]["shape"] = [-1, 4]
+    graph["train"] |= {"least_rows": 3, "most_rows": 8}
+    graph["eval"] |= {"least_rows": 1, "most_rows": 8}
     stages = pipeline([graph], {})
     stages(torch.ones(3, 4))
     for rows in (2, 9):
         with pytest.raises(ValueError, match=r"at least 3 and at most 8"):
             stages(torch.ones(rows, 4))
+    stages.train(False)
+    stages(torch.ones(1, 4))

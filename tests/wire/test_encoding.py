@@ -72,6 +72,12 @@ def test_every_tensor_survives(tensors):
         assert not one.requires_grad
 
 
+def test_a_sparse_tensor_arrives_dense():
+    sparse = torch.eye(3).to_sparse()
+    (found,) = there_and_back(Parcel(Command(order="flush"), (sparse,))).tensors
+    assert torch.equal(found, torch.eye(3))
+
+
 def test_tensors_are_not_copied_to_be_sent():
     tensor = torch.rand(1000)
     (view,) = encode(Parcel(Command(order="flush"), (tensor,)), 1).body[:1]

@@ -102,7 +102,13 @@ def clusterize(
     unchecked = _why_unchecked(studied, self_check)
     undivided = "" if parts_asked else unchecked or why_rows_mix(studied)
     division = division_of(studied, parts_asked, undivided=bool(undivided))
-    plan = make_plan(studied, pool, replace(options, training=replace(training, division=division)))
+    try:
+        plan = make_plan(
+            studied, pool, replace(options, training=replace(training, division=division))
+        )
+    except PlanError:
+        _log(studied.warnings)  # there will be no plan to carry them
+        raise
     if undivided and any(len(cluster.stages) > 1 for cluster in plan.clusters):
         plan = with_warning(
             plan,
@@ -113,14 +119,21 @@ def clusterize(
     if unchecked:
         plan = with_warning(plan, f"the stages were not compared with the model: {unchecked}")
     source = _weight_source(studied, weights)
-    archived = write_plan(plan, studied, run, weights=source, check=not unchecked)
-    if not quiet:
+    plan, archived = write_plan(plan, studied, run, weights=source, check=not unchecked)
+    if quiet:
+        _log(plan.warnings)
+    else:
         print(node_blocks(plan))
         print(SEPARATOR)
         print(render_report(plan))
         if archived is not None:
             print(f"The earlier plan had trained weights; it was moved to {archived}.")
     return plan
+
+
+def _log(warnings: Sequence[str]) -> None:
+    for warning in warnings:
+        logger.warning(warning)
 
 
 def _parts(micro_batches: object) -> int | None:

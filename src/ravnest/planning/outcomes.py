@@ -29,9 +29,8 @@ def difference_of(expected: Outcome, found: Outcome) -> str | None:
     if len(expected.outputs) != len(found.outputs):
         return f"{len(found.outputs)} output tensors instead of {len(expected.outputs)}"
     for number, (one, other) in enumerate(zip(expected.outputs, found.outputs, strict=True)):
-        if one.shape != other.shape or one.dtype != other.dtype:
-            given, wanted = (f"{t.dtype}{list(t.shape)}" for t in (other, one))
-            return f"output {number} is {given}, not {wanted}"
+        if _kind(one) != _kind(other):
+            return f"output {number} is {_kind(other)}, not {_kind(one)}"
         if (error := _error(one, other)) is not None:
             return f"output {number} differs by {error:.1e}"
     return _named_difference(
@@ -50,6 +49,11 @@ def _named_difference(
         other = found.get(name)
         if one is None and other is None:
             continue
+        if one is not None and other is not None and _kind(one) != _kind(other):
+            return (
+                f"the {what} {name!r} is {_kind(other)}, but the model makes it {_kind(one)} when "
+                "it runs: it must be of one type and shape from the beginning"
+            )
         reference = one if one is not None else other
         assert reference is not None
         zero = torch.zeros_like(reference)  # no gradient and a gradient of zero are the same
@@ -67,8 +71,14 @@ def _magnitude(tensor: torch.Tensor | None) -> float:
     return float(_dense(tensor).abs().nan_to_num(0.0, 0.0, 0.0).max())
 
 
+def _kind(tensor: torch.Tensor) -> str:
+    return f"{tensor.dtype}{list(tensor.shape)}"
+
+
 def _dense(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.detach().to_dense() if tensor.is_sparse else tensor.detach()
+    """In a form that torch can compare: not sparse, and of a type it can compute with."""
+    dense = tensor.detach().to_dense()
+    return dense.float() if dense.is_floating_point() and dense.dtype not in _TOLERANCE else dense
 
 
 def _error(
@@ -76,10 +86,11 @@ def _error(
 ) -> float | None:
     """Largest relative difference if it is too large. Gradients that cancel to almost nothing are
     measured against the scale of the other gradients."""
+    dtype = expected.dtype
     expected, found = _dense(expected), _dense(found)
     if not (expected.is_floating_point() or expected.is_complex()):
         return None if torch.equal(expected, found) else float("inf")
-    tolerance = slack * _TOLERANCE.get(expected.dtype, 1e-4)
+    tolerance = slack * (_TOLERANCE.get(dtype) or torch.finfo(dtype).eps)
     size = max(_magnitude(expected), 1e-3 * scale, 1e-12)
     if torch.allclose(expected, found, rtol=0, atol=tolerance * size, equal_nan=True):
         return None

@@ -46,10 +46,9 @@ def why_rows_mix(study: Study) -> str:
 
 
 def division_of(study: Study, parts_asked: int | None, *, undivided: bool) -> Division:
-    least, _ = common_rows(study.train, study.evaluation)
     return Division(
         batch_rows=study.train.batch_size,
-        least_rows=None if undivided else least,
+        least_rows=None if undivided else study.train.rows[0],
         parts_asked=parts_asked,
     )
 

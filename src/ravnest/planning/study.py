@@ -4,7 +4,6 @@ Capture in both modes, analysis, alignment of the two, costs: done once, then sh
 cluster, however many there are and wherever each of them cuts.
 """
 
-import logging
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,7 +13,7 @@ import torch
 from torch import nn
 
 from ravnest.errors import CaptureError
-from ravnest.planning.capture.borrowing import switched_to, values_restored
+from ravnest.planning.capture.borrowing import frozen_modules, switched_to, values_restored
 from ravnest.planning.capture.call import Call, bind_call
 from ravnest.planning.capture.chain import chain_program
 from ravnest.planning.capture.exporting import capture
@@ -31,9 +30,7 @@ from ravnest.planning.cutting.analysis import Facts, analyse
 from ravnest.planning.cutting.ownership import home_positions
 from ravnest.planning.cutting.staging import CutProgram, build_stages, common_rows
 from ravnest.planning.torchscript import as_module, is_script, mode_is_baked
-from ravnest.stage.graph import StageGraph
-
-logger = logging.getLogger("ravnest.planning")
+from ravnest.stage.graph import Mode, StageGraph
 
 
 @dataclass(frozen=True)
@@ -76,11 +73,11 @@ class Study:
             found[held.name].append(name)
         return found
 
-    def needs_two_rows(self) -> None:
+    def needs_two_rows(self, mode: Mode) -> None:
         """Have the stages refuse a single row: the capture knows only what happens to several."""
-        for program in (self.train, self.evaluation):
-            least, most = program.rows
-            program.rows = (max(least, 2), most)
+        program = self.train if mode == "train" else self.evaluation
+        least, most = program.rows
+        program.rows = (max(least, 2), most)
 
     def stages(self, cuts: Sequence[int]) -> list[StageGraph]:
         """The stage graphs for inner borders `cuts`, given as train positions."""
@@ -124,13 +121,20 @@ def study(
     homes = home_positions(train, evaluation, places)
     costs = _costs(model, call, train, facts, pass_data=pass_data)
     warnings.extend(_about_rows(train, evaluation))
-    if train.changed_attributes:
+    if (about_rows := call.about_rows()) is not None:
+        warnings.append(about_rows)
+    changed = list(dict.fromkeys((*train.changed_attributes, *evaluation.changed_attributes)))
+    if changed:
         warnings.append(
-            f"{name} changes {', '.join(train.changed_attributes[:5])} while it runs; its stages "
-            "keep the value that was there when the model was captured"
+            f"{name} changes {', '.join(changed[:5])} while it runs; its stages keep the value "
+            "that was there when the model was captured"
         )
-    for warning in warnings:
-        logger.warning(warning)
+    if frozen := frozen_modules(model):
+        named = ", ".join(path for path in list(frozen)[:3]) + (" …" if len(frozen) > 3 else "")
+        warnings.append(
+            f"{len(frozen)} modules are in evaluation mode inside a model that trains, and stay so "
+            f"({named}); if that is not meant, call model.train() before planning"
+        )
     return Study(
         model=model,
         name=name,

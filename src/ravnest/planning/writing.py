@@ -19,6 +19,7 @@ from ravnest.planning.state import state_entries, state_versions
 from ravnest.planning.study import Study
 from ravnest.planning.weights import WeightSource
 from ravnest.rundir import ModelIndex, RunDir
+from ravnest.stage.graph import MODES
 from ravnest.stage.package import load_package, write_package
 
 logger = logging.getLogger("ravnest.planning")
@@ -30,26 +31,37 @@ _CHECKED_CUTS = 3
 @as_in_training()
 def write_plan(
     plan: Plan, study: Study, run: RunDir, *, weights: WeightSource | None, check: bool
-) -> Path | None:
-    """Put the plan in place of the one before; returns where results of that one were archived.
+) -> tuple[Plan, Path | None]:
+    """Put the plan in place of the one before; returns it, with what the self-check had to add, and
+    where results of the one before were archived.
 
     Without `weights` the packages hold graphs only.
     """
+    written = plan
 
     def write(fresh: RunDir) -> None:
-        try:
-            _write(plan, study, run, fresh, weights, check=check)
-        except OneRowError as error:
-            study.needs_two_rows()
-            note = f"{error}; batches of one row are refused (drop_last=True in the DataLoader)"
-            warned = with_larger_parts(with_warning(plan, note), least_rows=2)
-            for part in fresh.root.iterdir():
-                shutil.rmtree(part) if part.is_dir() else part.unlink()
-            _write(warned, study, run, fresh, weights, check=check)
+        nonlocal written
+        while True:
+            try:
+                return _write(written, study, run, fresh, weights, check=check)
+            except OneRowError as error:
+                study.needs_two_rows(error.mode)
+                written = _without_single_rows(written, error)
+                for part in fresh.root.iterdir():
+                    shutil.rmtree(part) if part.is_dir() else part.unlink()
 
     if not check:
-        study.needs_two_rows()
-    return run.replace_plan(write)
+        for mode in MODES:
+            study.needs_two_rows(mode)
+    archived = run.replace_plan(write)
+    return written, archived
+
+
+def _without_single_rows(plan: Plan, error: OneRowError) -> Plan:
+    if error.mode == "eval":
+        return with_warning(plan, f"{error}; batches of one row are refused in evaluation")
+    note = f"{error}; such batches are refused in training (drop_last=True in the DataLoader)"
+    return with_larger_parts(with_warning(plan, note), least_rows=2)
 
 
 def _write(

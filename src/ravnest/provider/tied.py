@@ -13,6 +13,7 @@ from torch import nn
 
 from ravnest.errors import PackageError, WireError
 from ravnest.stage.graph import StageGraph, TensorSpec
+from ravnest.stage.local import added
 from ravnest.wire.messages import TiedGradient, TiedWeights
 
 
@@ -76,7 +77,7 @@ class TiedParameters:
             moved = value.to(master.device, master.dtype)
             if moved.shape != master.shape:
                 raise WireError(f"the gradient of {name!r} has shape {list(moved.shape)}")
-            master.grad = moved if master.grad is None else master.grad + moved
+            master.grad = moved if master.grad is None else added(master.grad, moved)
 
     def weights_to_send(self) -> tuple[TiedWeights, tuple[torch.Tensor, ...]] | None:
         """Copies, because the optimizer writes to the originals while these are under way."""

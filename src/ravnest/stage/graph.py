@@ -20,6 +20,7 @@ from msgspec import Meta
 GRAPH_FORMAT = 1
 
 Mode = Literal["train", "eval"]
+MODES: tuple[Mode, ...] = ("train", "eval")
 TensorKind = Literal["parameter", "buffer", "constant"]
 Number = Annotated[int, Meta(ge=0, lt=2**31)]
 """Of a value, a stage or a context."""
@@ -59,6 +60,9 @@ class Context(Strict, frozen=True, kw_only=True):
     grad: bool | None = None
     autocast_dtype: Name | None = None
     autocast_enabled: bool | None = None
+    cast_once: Number | None = None
+    """Operators of one number share what autocast casts: a weight that several of them use is cast
+    once, and its gradients are added up in the lower precision."""
 
 
 class Operation(Strict, frozen=True, kw_only=True):
@@ -91,6 +95,9 @@ class ModeGraph(Strict, frozen=True, kw_only=True):
     sends: tuple[Wire, ...] = ()
     result: Any = None
     """Structure of the model's output over value numbers; on the last stage only."""
+    least_rows: Number = 1
+    most_rows: Number | None = None
+    """Batches outside these limits take another way through the model than the captured one."""
 
 
 class Argument(Strict, frozen=True, kw_only=True):
@@ -117,9 +124,6 @@ class StageGraph(Strict, frozen=True, kw_only=True, omit_defaults=False):
     """The leaves of the user's inputs, in order; on stage 0 only."""
     static_batch: Number | None = None
     """Set when the model could only be captured for one batch size."""
-    least_rows: Number = 1
-    most_rows: Number | None = None
-    """Batches outside these limits take another way through the model than the captured one."""
 
     def mode(self, mode: Mode) -> ModeGraph:
         return self.train if mode == "train" else self.eval

@@ -4,6 +4,7 @@ Values are cut off from autograd at every stage border and gradients are carried
 what this computes is what separate providers compute. The planner checks its own cuts with it.
 """
 
+import functools
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -11,8 +12,10 @@ from typing import Any
 import torch
 
 from ravnest.stage import structure
-from ravnest.stage.graph import Argument, Mode, StageGraph, Wire
+from ravnest.stage.graph import Argument, Mode, ModeGraph, StageGraph, Wire
 from ravnest.stage.module import StageModule
+from ravnest.stage.operators import dtype_name
+from ravnest.stage.structure import result_values
 
 Call = tuple[tuple[Any, ...], Mapping[str, Any]]
 
@@ -98,7 +101,7 @@ class LocalPipeline:
     def _values(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[int, Any]:
         first = self.stages[0]
         values: dict[int, Any] = dict(bind_inputs(first.graph.arguments, args, kwargs))
-        check_batch(first.graph, values)
+        check_batch(first.graph, values, first.mode)
         return values
 
     def _forward(
@@ -123,6 +126,12 @@ class LocalPipeline:
         return structure.rebuild(last.graph.mode(last.mode).result, values.__getitem__)
 
 
+def added(one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+    """The sum of two gradients of one parameter, of which `nn.Embedding(sparse=True)` makes sparse
+    ones: torch adds those to dense ones, but not the other way round."""
+    return other + one if one.is_sparse else one + other
+
+
 def _share_sums(
     tied: Sequence[Sequence[torch.Tensor]], earlier: Sequence[torch.Tensor | None]
 ) -> None:
@@ -130,19 +139,27 @@ def _share_sums(
     before = iter(earlier)
     for copies in tied:
         gradients = [copy.grad for copy in copies if copy.grad is not None]
-        total = torch.stack(gradients).sum(0) if gradients else None
+        total = functools.reduce(added, gradients) if gradients else None
         for copy in copies:
             had = next(before)
             if total is None:
                 copy.grad = had
             else:
-                copy.grad = total.clone() if had is None else had + total
+                copy.grad = total.clone() if had is None else added(had, total)
 
 
-def check_batch(graph: StageGraph, values: Mapping[int, Any]) -> None:
+def check_batch(graph: StageGraph, values: Mapping[int, Any], mode: Mode) -> None:
     """Refuse inputs for which the captured graph would silently compute something else."""
+    rows: int | None = None
     for wire in graph.inputs:
-        shape, planned = list(values[wire.value].shape), list(wire.shape)
+        given, planned = values[wire.value], list(wire.shape)
+        label, shape = _label(graph, wire), list(given.shape)
+        if dtype_name(given.dtype) != wire.dtype:
+            raise ValueError(
+                f"{label} is {dtype_name(given.dtype)}, but this model was planned for "
+                f"{wire.dtype}, and may do something else with another type: convert it "
+                f"(.to(torch.{wire.dtype}), or inputs_dtype of Trainer), or plan again"
+            )
         if graph.static_batch is not None and planned[:1] == [-1]:
             planned[0] = graph.static_batch
         fits = len(shape) == len(planned) and all(
@@ -157,14 +174,26 @@ def check_batch(graph: StageGraph, values: Mapping[int, Any]) -> None:
                 "them, or plan again with the size you train with."
             )
             raise ValueError(
-                f"an input has shape {shape}, but this model could only be planned for {planned}: "
+                f"{label} has shape {shape}, but this model could only be planned for {planned}: "
                 f"{reason}"
             )
         if planned[:1] == [-1]:
-            _check_rows(graph, shape[0])
+            _check_rows(graph.mode(mode), shape[0])
+            if rows not in (None, shape[0]):
+                raise ValueError(
+                    f"the inputs of a batch have different numbers of rows: {rows} and, in "
+                    f"{label}, {shape[0]}"
+                )
+            rows = shape[0]
 
 
-def _check_rows(graph: StageGraph, rows: int) -> None:
+def _label(graph: StageGraph, wire: Wire) -> str:
+    """An input by the name that the model's forward gives it."""
+    names = [a.name for a in graph.arguments if wire.value in result_values(a.structure)]
+    return f"the input {names[0]!r}" if names else "an input"
+
+
+def _check_rows(graph: ModeGraph, rows: int) -> None:
     most = graph.most_rows
     if rows < graph.least_rows or (most is not None and rows > most):
         limits = f"at least {graph.least_rows}" + ("" if most is None else f" and at most {most}")

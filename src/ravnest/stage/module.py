@@ -8,6 +8,7 @@ them, and are safe because the loader checks them against the operator's own sch
 Knows nothing about files, neighbours or schedules: values in, values out.
 """
 
+import contextlib
 import copy
 import keyword
 from collections.abc import Callable, Mapping, Sequence
@@ -17,7 +18,7 @@ import torch
 from torch import nn
 
 from ravnest.errors import PackageError
-from ravnest.stage.context import in_context
+from ravnest.stage.context import casts_kept, in_context
 from ravnest.stage.graph import Context, Mode, ModeGraph, Operation, StageGraph, TensorSpec
 from ravnest.stage.guarded import reads_whole_storage, with_own_storage
 from ravnest.stage.operators import DTYPES, MODULE_CALL, decode, dtype_name, resolve
@@ -39,6 +40,7 @@ class StageModule(nn.Module):
         self.device = torch.device(device)
         # Only then may a tensor not be part of a larger one, of which the stage knows nothing.
         self._reads_storage = _reads_storage(graph)
+        self._shares_casts = any(context.cast_once is not None for context in graph.contexts)
         self._tensors: dict[str, torch.Tensor] = {}
         self._adopted: list[tuple[nn.Module, dict[str, str]]] = []
         self._flags: dict[nn.Module, bool] = {}
@@ -121,7 +123,8 @@ class StageModule(nn.Module):
     def forward(self, *values: Any) -> tuple[Any, ...]:
         if self._reads_storage:
             values = tuple(with_own_storage(value) for value in values)
-        return tuple(self._run[self.mode](*values))
+        with casts_kept() if self._shares_casts else contextlib.nullcontext():
+            return tuple(self._run[self.mode](*values))
 
     def compile(self, **options: Any) -> None:
         """Let `torch.compile` fuse the operators; worth it where call overhead dominates."""
@@ -200,6 +203,7 @@ class _Builder:
         self.fx = torch.fx.Graph()
         self.values: dict[int, torch.fx.Node] = {}
         self.tensors: dict[int, torch.fx.Node] = {}
+        self.casts: int | None = None
 
     def build(self) -> torch.fx.GraphModule:
         graph = self.stage.graph
@@ -257,6 +261,9 @@ class _Builder:
         kwargs = {key: self._decode(item) for key, item in operation.kwargs.items()}
         if operation.context is not None:
             context = self._context(operation.context)
+            if context.cast_once not in (None, self.casts):
+                self.fx.call_function(torch.clear_autocast_cache)
+                self.casts = context.cast_once
             function = in_context(function, context, self.stage.device.type)
         self.values[operation.out] = self.fx.call_function(function, tuple(args), kwargs)
 

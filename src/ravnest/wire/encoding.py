@@ -72,7 +72,8 @@ def decode(frame: Frame) -> Parcel:
 
 
 def _bytes_of(tensor: torch.Tensor) -> Sequence[Buffer]:
-    plain = tensor.detach().to("cpu").contiguous().reshape(-1)
+    # Gradients of an embedding may be sparse; on the way they are not.
+    plain = tensor.detach().to_dense().to("cpu").contiguous().reshape(-1)
     if not plain.numel():
         return ()
     view = plain.view(torch.uint8).numpy().data

@@ -1,17 +1,21 @@
-"""What a model keeps in plain Python attributes: counters, caches, tensors that are no buffers.
+"""What a model keeps in plain Python: counters, caches, generators, tensors that are no buffers.
 
 A graph freezes such state, so it has to be known whether a run changes it; and a trial run must not
 change it, so it has to be put back. Looks into lists, dicts and simple helper objects as well, to a
-depth at which state of a model is still likely to be found.
+depth at which state of a model is still likely to be found; and at numbers in the classes of the
+model's modules and in the files that define them.
 """
 
 import contextlib
+import random
+import sys
 import types
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -36,15 +40,66 @@ class Changes:
     """Attributes in which a number or text is another one, in the order of the modules."""
     tensors: dict[str, torch.Tensor] = field(default_factory=dict)
     """Where another tensor is now → the tensor that was there."""
+    generators: list[str] = field(default_factory=list)
+    """Sources of random numbers from which some were drawn."""
+
+
+@dataclass(frozen=True)
+class _Drawn:
+    """How far a generator has come."""
+
+    state: object
 
 
 def attribute_leaves(model: nn.Module) -> Leaves:
-    """Every number, text and tensor in the plain attributes of the model's modules."""
-    return {
+    """Every number, text, tensor and generator that the model's modules have in plain Python."""
+    found = {
         name: value
         for path, entries in _containers(model)
-        for name, value in _named(path, entries)
-        if isinstance(value, bool | int | float | str | torch.Tensor | torch.SymInt)
+        for name, item in _named(path, entries)
+        if (value := _leaf(item)) is not None
+    }
+    return found | _shared_numbers(model)
+
+
+def _leaf(item: Any) -> Any:
+    """What can be compared later; None if there is nothing to watch."""
+    if isinstance(item, bool | int | float | str | torch.Tensor | torch.SymInt):
+        return item
+    if isinstance(item, np.ndarray):
+        return item.tobytes() if item.size <= _MANY and item.dtype != object else None
+    if isinstance(item, np.generic):
+        return item.item()
+    if isinstance(item, np.random.Generator):
+        return _Drawn(str(item.bit_generator.state))
+    if isinstance(item, np.random.RandomState):
+        return _Drawn(str(item.get_state()))
+    if isinstance(item, random.Random):
+        return _Drawn(item.getstate())
+    if isinstance(item, torch.Generator):
+        return _Drawn(item.get_state().numpy().tobytes())
+    return None
+
+
+def _shared_numbers(model: nn.Module) -> Leaves:
+    """Numbers in the classes of the modules, and in the files that define them; not torch's."""
+    found: Leaves = {}
+    kinds = {kind for module in model.modules() for kind in type(module).__mro__}
+    kinds = {
+        kind for kind in kinds if kind.__module__.partition(".")[0] not in ("torch", "builtins")
+    }
+    for kind in kinds:
+        found |= _numbers(f"{kind.__module__}.{kind.__qualname__}", vars(kind))
+    for name in {kind.__module__ for kind in kinds}:
+        found |= _numbers(name, vars(sys.modules[name])) if name in sys.modules else {}
+    return found
+
+
+def _numbers(path: str, entries: Any) -> Leaves:
+    return {
+        f"{path}.{name}": value
+        for name, value in list(entries.items())
+        if isinstance(value, bool | int | float) and not name.startswith("__")
     }
 
 
@@ -57,6 +112,9 @@ def changes(before: Leaves, after: Leaves) -> Changes:
             continue
         if isinstance(old, torch.Tensor):
             found.tensors[name] = old
+        elif isinstance(old, _Drawn) and isinstance(new, _Drawn):
+            if old != new:
+                found.generators.append(name)
         elif not isinstance(new, torch.Tensor) and not _equal(old, new):
             found.numbers.append(name)
     return found
@@ -106,16 +164,28 @@ def _inside(path: str, value: Any, seen: set[int], depth: int) -> Iterator[tuple
 
 def _entries(value: Any) -> Any:
     """The container behind a value: itself, or the attributes of a helper object."""
-    if isinstance(value, list | deque | dict):
+    if isinstance(value, list | deque | dict | tuple):
         return value
     if isinstance(value, _NO_HELPERS) or type(value).__module__.partition(".")[0] == "torch":
         return None
     attributes = getattr(value, "__dict__", None)
-    return attributes if isinstance(attributes, dict) else None
+    if isinstance(attributes, dict):
+        return attributes
+    slots = [slot for kind in type(value).__mro__ for slot in vars(kind).get("__slots__", ())]
+    held = {slot: getattr(value, slot) for slot in slots if hasattr(value, slot)}
+    return _Slots(value, held) if held else None
+
+
+class _Slots(dict[str, Any]):
+    """The attributes of an object that keeps them in slots."""
+
+    def __init__(self, owner: Any, held: dict[str, Any]) -> None:
+        super().__init__(held)
+        self.owner = owner
 
 
 def _named(path: str, entries: Any) -> list[tuple[str, Any]]:
-    if isinstance(entries, list | deque):
+    if isinstance(entries, list | deque | tuple):
         return [(f"{path}[{index}]", item) for index, item in enumerate(entries)]
     return [
         (f"{path}.{key}".lstrip(".") if isinstance(key, str) else f"{path}[{key!r}]", item)
@@ -124,13 +194,18 @@ def _named(path: str, entries: Any) -> list[tuple[str, Any]]:
 
 
 def _copy(entries: Any) -> Any:
-    return list(entries) if isinstance(entries, list | deque) else dict(entries)
+    return list(entries) if isinstance(entries, list | deque | tuple) else dict(entries)
 
 
 def _put_back(entries: Any, before: Any) -> None:
     """Touches only what has changed: an entry may be a property of a class we do not know."""
-    if isinstance(entries, types.MappingProxyType):
+    if isinstance(entries, types.MappingProxyType | tuple):
         return  # a module's own attributes: the borrower restores them with its registries
+    if isinstance(entries, _Slots):
+        for slot, value in before.items():
+            if getattr(entries.owner, slot, None) is not value:
+                setattr(entries.owner, slot, value)
+        return
     if isinstance(entries, dict):
         same = entries.keys() == before.keys() and all(entries[k] is before[k] for k in before)
     else:

@@ -1,7 +1,7 @@
 """The user's model, borrowed for a trial and given back exactly as it was."""
 
 import contextlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -12,26 +12,48 @@ from ravnest.stage.graph import Mode
 
 
 @contextlib.contextmanager
-def switched_to(model: nn.Module, mode: Mode) -> Iterator[None]:
-    """The model in train or eval mode, with its own flags put back afterwards.
+def switched_to(model: nn.Module, mode: Mode) -> Iterator[Callable[[Mode], None]]:
+    """The model in train or eval mode, with its own flags put back afterwards; yields what
+    switches it again.
 
-    A model that arrives in training mode keeps the flags it has: modules that the user froze
-    with `.eval()` stay frozen. One that arrives in evaluation mode is switched as a whole.
+    Modules that arrive frozen with `.eval()` inside a model in training mode stay frozen, and so do
+    those that the model's own `train()` freezes. A model that arrives in evaluation mode is
+    switched as a whole.
     """
     flags = {module: module.training for module in model.modules()}
-    if mode == "eval" or not model.training:
+    frozen = frozen_modules(model)
+
+    def switch(mode: Mode) -> None:
+        # Called even if it is in this mode already: a model may do more in train() than set flags.
         model.train(mode == "train")
+        for module in frozen.values():
+            module.training = False
+
+    switch(mode)
     configs = [(config, dict(vars(config))) for config in _caching_configs(model)]
     try:
         for config, _ in configs:
             config.use_cache = False
-        yield
+        yield switch
     finally:
         for config, before in configs:
             vars(config).clear()
             vars(config).update(before)
         for module, flag in flags.items():
             module.training = flag
+
+
+def frozen_modules(model: nn.Module) -> dict[str, nn.Module]:
+    """Modules that evaluate inside a model that trains."""
+    if not model.training:
+        return {}
+    return {path: module for path, module in model.named_modules() if not module.training}
+
+
+def changes_on_switching(model: nn.Module) -> bool:
+    """Does a module do something of its own when it is switched to another mode?"""
+    plain = (nn.Module.train, nn.Module.eval)
+    return any((type(m).train, type(m).eval) != plain for m in model.modules())
 
 
 def _caching_configs(model: nn.Module) -> list[Any]:
@@ -104,5 +126,6 @@ def _written_back(tensors: Iterable[torch.Tensor]) -> Iterator[None]:
     finally:
         with torch.no_grad():
             for tensor, value in saved:
-                if not torch.equal(tensor, value):
+                # Sparse tensors cannot be compared.
+                if tensor.layout is not torch.strided or not torch.equal(tensor, value):
                     tensor.copy_(value)

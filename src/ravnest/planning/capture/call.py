@@ -45,6 +45,24 @@ class Call:
         kinds = [f"{str(x.dtype).removeprefix('torch.')}{list(x.shape)}" for x in self.leaves]
         return ", ".join(kinds)
 
+    def about_rows(self) -> str | None:
+        """Which inputs count as the batch, for the plan, where that could be doubted."""
+        batched, fixed = [], []
+        for argument in self.arguments:
+            leaves = [self.leaves[leaf] for leaf in structure.result_values(argument.structure)]
+            sized = [leaf for leaf in leaves if leaf.dim() > 0]
+            if any(self.is_batched(leaf) for leaf in sized):
+                batched.append(argument.name)
+            fixed += [
+                f"{argument.name} {list(leaf.shape)}" for leaf in sized if not self.is_batched(leaf)
+            ]
+        if not fixed:
+            return None
+        return (
+            f"the batch size ({self.batch_size} in the example) is that of "
+            f"{', '.join(batched[:5])}; fixed to the example's size: {', '.join(fixed[:5])}"
+        )
+
     def resized(self, batch_size: int) -> "Call":
         """The same call with the rows of every batched input repeated or dropped."""
         leaves = []
@@ -80,7 +98,20 @@ def bind_call(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) 
             "the example inputs hold no tensor with a batch dimension. "
             "Pass a sample batch as example_args=(tensor,) or example_kwargs={'name': tensor}."
         )
-    return Call(tuple(arguments), tuple(leaves), int(sized[0].shape[0]))
+    batch_size = _common_rows([int(leaf.shape[0]) for leaf in sized])
+    if batch_size == 0:
+        raise CaptureError(
+            "the example batch is empty: its tensors have no rows. Pass a batch of two or more."
+        )
+    return Call(tuple(arguments), tuple(leaves), batch_size)
+
+
+def _common_rows(sizes: Sequence[int]) -> int:
+    """The leading size that most inputs share; in doubt the first input's.
+
+    A single row is shared by what holds for every row, so it outvotes nobody.
+    """
+    return max(dict.fromkeys(sizes), key=lambda size: 1 if size == 1 else sizes.count(size))
 
 
 def _refuse_arrays(given: Any) -> None:

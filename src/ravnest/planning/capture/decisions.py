@@ -9,7 +9,9 @@ everywhere and can be answered all the same:
 - `nn.Transformer` looks whether a mask happens to be causal, to pick a faster kernel. The mask is
   applied either way, so the answer "not known to be" is always right.
 
-`torch.inference_mode` is recorded as what it is to a training step, a stretch without gradients.
+`torch.inference_mode` is recorded as what it is to a training step, a stretch without gradients. A
+stretch without gradients inside an autocast region, which torch's capture loses, is recorded as
+results that are cut off from their past.
 And what a graph would lose without a word is refused: hooks on tensors and on nodes of autograd's
 graph, parameters frozen or thawed on the way, a backward pass inside the forward, new `.data`, a
 new random seed.
@@ -25,6 +27,7 @@ import torch.autograd
 import torch.nn.modules.transformer as torch_transformer
 from torch.autograd.graph import saved_tensors_hooks
 from torch.overrides import TorchFunctionMode
+from torch.utils import _pytree as pytree
 
 from ravnest.errors import CaptureError
 from ravnest.planning.capture.sources import user_frame
@@ -107,6 +110,7 @@ class DecidedDraws(TorchFunctionMode):
     def __init__(self) -> None:
         super().__init__()
         self._draws: list[torch.Tensor] = []
+        self.autocast_began_with_gradients: list[bool] = []
 
     def __torch_function__(
         self,
@@ -133,9 +137,15 @@ class DecidedDraws(TorchFunctionMode):
             if answer is not None:
                 return answer if func in _BELOW else not answer
         result = func(*args, **(kwargs or {}))
+        if self._gradients_are_off_inside_autocast():
+            return pytree.tree_map_only(torch.Tensor, _cut_off, result)
         if func is torch.rand and isinstance(result, torch.Tensor) and result.dim() == 0:
             self._draws.append(result)
         return result
+
+    def _gradients_are_off_inside_autocast(self) -> bool:
+        began = self.autocast_began_with_gradients
+        return bool(began) and began[-1] and not torch.is_grad_enabled()
 
     def _decide(self, draw: Any, probability: Any) -> bool | None:
         if not isinstance(probability, int | float) or not any(draw is d for d in self._draws):
@@ -149,6 +159,30 @@ def _as_told(mask: Any, is_causal: bool | None = None, size: int | None = None) 
     return is_causal is True
 
 
+def _cut_off(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.detach() if tensor.is_floating_point() or tensor.is_complex() else tensor
+
+
+@contextlib.contextmanager
+def _autocast_watched(draws: DecidedDraws) -> Iterator[None]:
+    """Tell the mode when autocast regions begin and end."""
+    enter, leave = torch.autocast.__enter__, torch.autocast.__exit__
+
+    def entered(region: Any) -> Any:
+        draws.autocast_began_with_gradients.append(torch.is_grad_enabled())
+        return enter(region)  # type: ignore[no-untyped-call]
+
+    def left(region: Any, *exception: Any) -> Any:
+        draws.autocast_began_with_gradients.pop()
+        return leave(region, *exception)
+
+    with (
+        mock.patch.object(torch.autocast, "__enter__", entered),
+        mock.patch.object(torch.autocast, "__exit__", left),
+    ):
+        yield
+
+
 def _enter_without_gradients(guard: Any) -> None:
     guard._ravnest = torch.set_grad_enabled(not guard.mode)
 
@@ -160,6 +194,7 @@ def _leave_without_gradients(guard: Any, *exception: Any) -> None:
 @contextlib.contextmanager
 def decided() -> Iterator[None]:
     """Answer the questions, and refuse what must be refused, for the code inside."""
+    draws = DecidedDraws()
     with (
         mock.patch.object(torch_transformer, "_detect_is_causal_mask", _as_told),
         # Every way to a backward pass goes through here, names bound earlier included.
@@ -169,6 +204,7 @@ def decided() -> Iterator[None]:
         mock.patch.object(saved_tensors_hooks, "__enter__", _enter_saved_tensors_hooks),
         mock.patch.object(torch.inference_mode, "__enter__", _enter_without_gradients),
         mock.patch.object(torch.inference_mode, "__exit__", _leave_without_gradients),
-        DecidedDraws(),
+        _autocast_watched(draws),
+        draws,
     ):
         yield

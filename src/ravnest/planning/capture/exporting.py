@@ -26,7 +26,12 @@ from torch.export import Dim, ExportedProgram
 
 from ravnest.errors import CaptureError
 from ravnest.planning.capture.attributes import Changes, attribute_leaves, changes
-from ravnest.planning.capture.borrowing import switched_to, unchanged
+from ravnest.planning.capture.borrowing import (
+    changes_on_switching,
+    switched_to,
+    unchanged,
+    values_restored,
+)
 from ravnest.planning.capture.call import Call
 from ravnest.planning.capture.decisions import decided
 from ravnest.planning.capture.hooks import refuse_backward_hooks
@@ -34,7 +39,11 @@ from ravnest.planning.capture.lowering import lower
 from ravnest.planning.capture.program import Program, is_open
 from ravnest.planning.capture.rows import row_limits
 from ravnest.planning.capture.sources import describe_failure, user_frame
-from ravnest.planning.capture.state import refuse_lost_state, refuse_replaced_parameters
+from ravnest.planning.capture.state import (
+    refuse_lost_state,
+    refuse_other_kind,
+    refuse_replaced_parameters,
+)
 from ravnest.planning.capture.tensors import held_tensors
 from ravnest.stage import structure
 from ravnest.stage.graph import Mode
@@ -76,14 +85,24 @@ class _FlatModel(nn.Module):
         with decided():
             output = self.model(*args, **kwargs)
         self.seen.changes = changes(before, attribute_leaves(self.model))
+        if self.seen.changes.generators:
+            raise frozen_randomness(f"its own generator {self.seen.changes.generators[0]!r}")
         refuse_replaced_parameters(self.model, parameters)
-        for module, name, buffer in buffers:
-            assigned = module._buffers.get(name)
-            if assigned is not None and assigned is not buffer:
-                buffer.copy_(assigned.detach())
-                module._buffers[name] = buffer
         tensors: list[torch.Tensor] = []
         self.seen.result = structure.flatten(output, tensors, "the model's output")
+        assigned = [
+            (module, name, buffer, module._buffers.get(name))
+            for module, name, buffer in buffers
+            if module._buffers.get(name) is not buffer
+        ]
+        if assigned:  # an output may be the buffer as it was, which is about to be overwritten
+            tensors = [tensor.clone() for tensor in tensors]
+        for module, name, buffer, new in assigned:
+            if new is None:
+                continue
+            refuse_other_kind(name, buffer, new)
+            buffer.copy_(new.detach())
+            module._buffers[name] = buffer
         return tensors
 
 
@@ -92,7 +111,9 @@ def capture(model: nn.Module, call: Call, mode: Mode) -> Program:
     call = call if call.batch_size >= _MIN_BATCH else call.resized(_MIN_BATCH)
     flat = _FlatModel(model, call)
     refuse_backward_hooks(model)
-    with unchanged(model), switched_to(model, mode):
+    # Copies of all weights are made only for a model that may write to them when it is switched.
+    restored = values_restored(model) if changes_on_switching(model) else contextlib.nullcontext()
+    with restored, unchanged(model), switched_to(model, mode):
         exported, dynamic = _export(flat, model, call, mode)
     held = held_tensors(model, exported.constants)
     program = lower(
@@ -198,11 +219,15 @@ def _refuse_frozen_behaviour(mode: Mode) -> Iterator[None]:
     if random.getstate() != python_state or _numpy_state() != numpy_state:
         random.setstate(python_state)
         np.random.set_state(before)
-        raise CaptureError(
-            "the model draws random numbers from Python's `random` or from NumPy in its forward "
-            "(layer drop is a common reason). A captured graph would repeat one draw for ever. "
-            "Draw with torch inside tensors operations, or set the drop probability to 0."
-        )
+        raise frozen_randomness("Python's `random` or from NumPy")
+
+
+def frozen_randomness(source: str) -> CaptureError:
+    return CaptureError(
+        f"the model draws random numbers from {source} in its forward (layer drop is a common "
+        "reason). A captured graph would repeat one draw for ever. Draw with torch, inside tensor "
+        "operations and without a generator of your own, or set the drop probability to 0."
+    )
 
 
 def _numpy_state() -> tuple[Any, ...]:

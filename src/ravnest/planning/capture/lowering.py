@@ -6,9 +6,10 @@ which export puts at the very end, move up behind their source, so that they sta
 """
 
 import operator
-from collections import defaultdict
+from collections import Counter, defaultdict
 from typing import Any
 
+import msgspec
 import torch
 from torch._ops import HigherOrderOperator, OpOverload
 from torch.export import ExportedProgram
@@ -55,6 +56,7 @@ def lower(
     ops = unroll_recurrent(flattener.ops, flattener.fresh)
     ops = _drop_unused(ops, [value.number for value in outputs])
     ops = _move_buffer_writes(ops)
+    _share_casts(ops)
     program = Program(
         arguments=arguments,
         inputs=flattener.inputs,
@@ -269,6 +271,16 @@ def _write_without_grad(ops: list[Op]) -> None:
             if source is not None and operator_name(source.target) == "aten.detach.default":
                 op.args = (op.args[0], source.args[0], *op.args[2:])
             op.context = Context(grad=False)
+
+
+def _share_casts(ops: list[Op]) -> None:
+    """Have tensors that an autocast region reads several times cast once, as the model does."""
+    casting = [op for op in ops if op.context is not None and op.context.autocast_enabled]
+    reads = Counter((op.region, name) for op in casting for name in set(op.held()))
+    shared = {region for (region, _), times in reads.items() if times > 1}
+    for op in casting:
+        if op.region in shared and op.context is not None:
+            op.context = msgspec.structs.replace(op.context, cast_once=op.region)
 
 
 def _move_buffer_writes(ops: list[Op]) -> list[Op]:

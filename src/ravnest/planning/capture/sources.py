@@ -8,8 +8,13 @@ import re
 import sys
 import sysconfig
 import traceback
+from collections.abc import Callable, Iterable
+from typing import Any
 
+import torch
 from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.overrides import TorchFunctionMode
 
 from ravnest.errors import CaptureError
 from ravnest.planning.capture.borrowing import unchanged, values_restored
@@ -23,6 +28,8 @@ _TRANSFORMS = re.compile(
     r"torch[/\\](_functorch[/\\](vmap|apis|eager_transforms)|autograd[/\\]forward_ad)\.py$"
 )
 _FRAME = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+), in (?P<function>\S+)')
+
+_GET_DATA = torch.Tensor.data.__get__  # type: ignore[attr-defined]
 
 _REMEDIES = (
     (
@@ -39,6 +46,11 @@ _REMEDIES = (
         r"fake tensor in the exported program constant",
         "do not write to a tensor's .data and do not keep a tensor in a plain attribute; compute "
         "a new tensor instead, and keep state with register_buffer",
+    ),
+    (
+        r"[Ss]parse (COO|CS[RC]|BS[RC]) tensor|sparse_(coo|cs[rc]|bs[rc])",
+        "keep the indices and the values of a sparse tensor as two buffers and add up with "
+        "torch.index_add, or make it dense",
     ),
     (r"__deepcopy__|data pointer", "do not copy modules or parameters in the forward"),
 )
@@ -91,10 +103,14 @@ def describe_failure(model: nn.Module, call: Call, failure: Exception) -> Captur
         remedy = TRANSFORMS_REMEDY
     advice = remedy or "rewrite this place with ordinary tensor operations"
     cause = next((words for pattern, words in _CAUSES if re.search(pattern, text)), None)
-    where = _failing_module(model, failure)
+    path = _failing_path(model, failure)
+    if _averages_all_batches(model.get_submodule(path)):
+        cause = "a BatchNorm with momentum=None divides by the number of batches it has seen"
+        advice = "give it a momentum (momentum=0.1 is torch's default)"
+    where = f", in module {path!r}" if path else ""
+    place = _place(failure) or _data_write(model, call)
     return CaptureError(
-        f"{name} cannot be cut: {cause or _first_line(failure)}{where}{_place(failure)}. "
-        f"Remedy: {advice}."
+        f"{name} cannot be cut: {cause or _first_line(failure)}{where}{place}. Remedy: {advice}."
     )
 
 
@@ -126,14 +142,49 @@ def _eager_failure(model: nn.Module, call: Call) -> Exception | None:
     return None
 
 
-def _failing_module(model: nn.Module, failure: Exception) -> str:
-    """The innermost module of the model whose forward was running."""
+def _failing_path(model: nn.Module, failure: Exception) -> str:
+    """Of the innermost module of the model whose forward was running; '' if it was the model's."""
     paths = {id(module): path for path, module in model.named_modules()}
     found = ""
     for frame, _ in traceback.walk_tb(failure.__traceback__):
         path = paths.get(id(frame.f_locals.get("self")))
         found = path or found
-    return f", in module {found!r}" if found else ""
+    return found
+
+
+def _averages_all_batches(module: nn.Module) -> bool:
+    return isinstance(module, _BatchNorm) and module.momentum is None
+
+
+class _DataWrites(TorchFunctionMode):
+    """Finds the line that writes to a tensor's `.data`, which a traceback does not show."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.place = ""
+        self._aliases: list[torch.Tensor] = []
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Iterable[type],
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if func == _GET_DATA:
+            self._aliases.append(result)
+        # `.data` counts the writes to it from 0, however often its tensor was written to.
+        elif not self.place and any(alias._version for alias in self._aliases):
+            self.place = f", {user_frame()}"
+        return result
+
+
+def _data_write(model: nn.Module, call: Call) -> str:
+    writes = _DataWrites()
+    with writes:
+        _eager_failure(model, call)
+    return writes.place
 
 
 def _first_line(error: Exception) -> str:

@@ -31,6 +31,21 @@ def refuse_replaced_parameters(model: nn.Module, before: Mapping[str, nn.Paramet
                 "stage, would go on with the old one. Write into it instead (with "
                 "torch.no_grad(): parameter.copy_(new)), or compute a tensor from it and use that."
             )
+    for name in after.keys() - before.keys():
+        raise CaptureError(
+            f"the model makes its parameter {name!r} when it is first called, so that nobody would "
+            "train it. Make it in __init__, or call the model once on the example before planning."
+        )
+
+
+def refuse_other_kind(name: str, buffer: torch.Tensor, new: torch.Tensor) -> None:
+    """A stage writes new values into a buffer; it cannot become a tensor of another kind."""
+    if buffer.shape != new.shape or buffer.dtype != new.dtype:
+        kinds = [f"{str(t.dtype).removeprefix('torch.')}{list(t.shape)}" for t in (buffer, new)]
+        raise CaptureError(
+            f"the model replaces its buffer {name!r}, which is {kinds[0]}, by {kinds[1]} while it "
+            "runs. A buffer has to keep its type and shape: register it as it will be used."
+        )
 
 
 def refuse_lost_state(program: Program, held: Mapping[str, HeldTensor], changes: Changes) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from ravnest.errors import CaptureError
 from ravnest.planning.capture.program import HeldTensor
 from ravnest.stage.graph import TensorKind
 
@@ -24,19 +25,26 @@ def held_tensors(
     by_identity: dict[int, HeldTensor] = {}
     found: dict[str, HeldTensor] = {}
 
-    def add(name: str, tensor: torch.Tensor, kind: TensorKind, label: str) -> None:
+    def add(name: str, tensor: torch.Tensor, kind: TensorKind) -> None:
+        if tensor.layout is not torch.strided:
+            raise CaptureError(
+                f"the {kind} {name!r} is stored as {tensor.layout}; a stage holds dense tensors "
+                "only. Keep its indices and its values as two buffers and add up with "
+                "torch.index_add, or make it dense (to_dense())."
+            )
         trainable = kind == "parameter" and tensor.requires_grad
+        label = f"constant.{_digest(tensor)}" if kind == "constant" else name
         entry = HeldTensor(label, kind, tensor, trainable)
         found[name] = by_identity.setdefault(id(tensor), entry)
 
     for name, parameter in model.named_parameters(remove_duplicate=False):
-        add(name, parameter, "parameter", name)
+        add(name, parameter, "parameter")
     for name, buffer in model.named_buffers(remove_duplicate=False):
-        add(name, buffer, "buffer", name)
+        add(name, buffer, "buffer")
     for full_name, constant in (constants or {}).items():
         name = full_name.removeprefix(_PREFIX)
         if isinstance(constant, torch.Tensor) and name not in found:
-            add(name, constant, "constant", f"constant.{_digest(constant)}")
+            add(name, constant, "constant")
     return found
 
 

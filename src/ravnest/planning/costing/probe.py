@@ -130,7 +130,9 @@ def _classify(
     kept: list[torch.Tensor], arguments: Arguments, results: Any
 ) -> tuple[tuple[int, ...], bool, int]:
     """Sort what autograd kept into arguments, results and things of the operator's own."""
-    storages = {_storage(tensor): tensor for tensor in kept}
+    # A sparse one, which a module may have of its own, lies in no storage.
+    dense = [tensor for tensor in kept if tensor.layout is torch.strided]
+    storages = {_storage(tensor): tensor for tensor in dense}
     of_arguments: list[int] = []
     for index, leaf in enumerate(arguments.leaves):
         own = {_storage(tensor) for tensor in tensors_in(leaf)}

@@ -14,10 +14,12 @@ import numpy as np
 
 from ravnest.planning.capture.program import Program
 from ravnest.planning.costing.costs import CutCosts, Floats, Ints
-from ravnest.planning.costing.profile import OpCost
+from ravnest.planning.costing.profile import REFERENCE_MEMORY_GB_PER_S, OpCost
 from ravnest.planning.cutting.analysis import Facts, example_bytes
 
 MAX_CUT_POINTS = 1200
+MOVED_BY_AN_UPDATE = 7
+"""Adam reads a weight, its gradient and two moments, and writes all but the gradient."""
 
 
 def build_tables(
@@ -29,7 +31,8 @@ def build_tables(
 ) -> CutCosts:
     """Tables over the cut points where `usable[position]`, the two ends included."""
     forward, backward = _crossing_bytes(program, facts)
-    seconds = _prefix([cost.seconds for cost in costs])
+    updating = _update_seconds(program, homes)
+    seconds = _prefix([cost.seconds + updating[at] for at, cost in enumerate(costs)])
     operators = _choose_cut_points(usable, forward, seconds)
     unit = np.searchsorted(operators, np.arange(len(program.ops)), side="right") - 1
     table = _UniqueBytes(len(operators))
@@ -52,6 +55,20 @@ def build_tables(
             [any(program.held[name].trainable for name in op.held()) for op in program.ops]
         )[operators].astype(np.int64),
     )
+
+
+def _update_seconds(program: Program, homes: Mapping[str, int]) -> Floats:
+    """For every operator, what the optimizer's step on the tensors at home there takes.
+
+    It computes next to nothing and moves much, which decides where a stage holds many parameters
+    and uses each of them little (the fully connected end of a convolutional network).
+    """
+    seconds = np.zeros(len(program.ops))
+    for name, tensor in program.held.items():
+        if tensor.trainable and name == tensor.name and name in homes:
+            size = tensor.tensor.numel() * tensor.tensor.element_size()
+            seconds[homes[name]] += MOVED_BY_AN_UPDATE * size / (REFERENCE_MEMORY_GB_PER_S * 1e9)
+    return seconds
 
 
 def _prefix(values: Sequence[float]) -> Floats:

@@ -94,7 +94,6 @@ def build_stages(
     traffic = (_Traffic(train), _Traffic(evaluation))
     holders = _holders(train, evaluation, traffic, homes)
     open_batch = train.program.dynamic and evaluation.program.dynamic
-    least, most = common_rows(train.program, evaluation.program)
     static_batch = None if open_batch else train.program.batch_size
     held = evaluation.program.held | train.program.held
     stages = []
@@ -118,8 +117,6 @@ def build_stages(
                 arguments=program.arguments if stage == 0 else (),
                 inputs=_input_wires(program) if stage == 0 else (),
                 static_batch=static_batch,
-                least_rows=least,
-                most_rows=most,
             )
         )
     return stages
@@ -207,6 +204,8 @@ class _Writer:
             receives=tuple(wire(n, (cut.stage_of(facts.position[n]),)) for n in received),
             sends=tuple(wire(n, sorted(targets)) for n, targets in sent),
             result=program.result if stage == cut.stages - 1 else None,
+            least_rows=program.rows[0],
+            most_rows=program.rows[1],
         )
 
     def _operation(self, op: Op) -> Operation:
