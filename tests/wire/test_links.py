@@ -6,6 +6,7 @@ import socket
 
 import pytest
 import torch
+from certificates import our_authority
 
 from ravnest.errors import PeerError
 from ravnest.wire.encoding import Parcel
@@ -57,11 +58,16 @@ class World:
 
     def __init__(self, kind):
         self.hub = MemoryHub() if kind == "memory" else None
+        self.encrypted = kind == "grpc with TLS"
         self.parties = []
 
+    def network(self, node):
+        if self.hub:
+            return MemoryNetwork(self.hub)
+        return GrpcNetwork(our_authority().keys(node) if self.encrypted else None)
+
     def party(self, node, **options):
-        network = MemoryNetwork(self.hub) if self.hub else GrpcNetwork()
-        party = Party(network, node, **options)
+        party = Party(self.network(node), node, **options)
         self.parties.append(party)
         return party
 
@@ -81,7 +87,7 @@ class World:
             await party.endpoint.close(0.2)
 
 
-@pytest.fixture(params=["memory", "grpc"])
+@pytest.fixture(params=["memory", "grpc", "grpc with TLS"])
 def run(request):
     """Runs a test's coroutine in a fresh world."""
 
@@ -254,7 +260,7 @@ def test_an_address_in_use_is_said_to_be(run):
 def test_noise_does_not_disturb_the_neighbours(run, noise):
     async def scenario(world):
         a, b = await world.pair()
-        caller = MemoryNetwork(world.hub) if world.hub else GrpcNetwork()
+        caller = world.network("noise")
         stream = await caller.dial(b.address)
         with contextlib.suppress(StreamError):
             for chunk in noise:
