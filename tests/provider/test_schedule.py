@@ -266,6 +266,28 @@ def test_queues_do_not_widen_the_window():
     assert window.size == 4
 
 
+def test_the_window_grows_towards_the_pace_of_the_slowest_stage():
+    """A way of 2 s, stages that take 0.02 s, and far too few in flight at the beginning."""
+    window = InFlightWindow(WindowLimits(4, 1000, spare=1))
+    now, sizes = 0.0, []
+    for _ in range(40):  # each round trip brings back what the window let go
+        for _ in range(window.size):
+            now += 2.0 / window.size if window.size < 100 else 0.02
+            window.served(0.02)
+            window.returned(Trip(away_s=2.0, held_s=0.0, path_s=0.0, slowest_s=0.015), now)
+        sizes.append(window.size)
+    assert sizes == sorted(sizes)
+    assert sizes[12] >= 90
+    assert sizes[-1] == 102
+
+
+def test_a_narrow_link_is_not_flooded():
+    window = InFlightWindow(WindowLimits(2, 1000))
+    for number in range(200):
+        window.returned(Trip(away_s=1.0, held_s=0.0, path_s=0.0, slowest_s=0.001), 0.1 * number)
+    assert window.size == 16  # ten would do; half as many again are tried
+
+
 def test_a_pause_does_not_narrow_the_window():
     window = InFlightWindow(WindowLimits(3, 100, spare=1))
     for start in (0.0, 100.0):

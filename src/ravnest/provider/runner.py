@@ -193,7 +193,7 @@ class StageRunner:
             raise WireError(f"a gradient of value {min(unknown)}, which this stage never sent")
         work.later_norm, work.loss = message.squared_norm, message.loss
         now = self._clock()
-        trip = Trip(now - work.sent_at, message.held_s, message.path_s)
+        trip = Trip(now - work.sent_at, message.held_s, message.path_s, message.slowest_s)
         self.schedule.limit = self.window.returned(trip, now)
         self.schedule.handle(plan.BackwardReady(key))
 
@@ -309,6 +309,7 @@ class StageRunner:
             loss=work.loss,
             held_s=self._clock() - work.arrived_at,
             path_s=self.window.path_s,
+            slowest_s=self.window.slowest_s,
         )
         self.previous.send(Parcel(back, tensors))
 

@@ -98,6 +98,8 @@ class Backward(_Typed, frozen=True, kw_only=True):
     """From the arrival of the activations at the sender to this message."""
     path_s: float = 0.0
     """The least that a micro-batch takes from its arrival there until it comes back."""
+    slowest_s: float = 0.0
+    """What the slowest stage from the sender on computes on a micro-batch."""
 
 
 class Result(_Typed, frozen=True, kw_only=True):

@@ -7,7 +7,11 @@ one such way, one more on the stage itself, and one to spare where that costs li
 The way is what it takes at least: every stage says how long it computes on a micro-batch, and each
 link how long it takes there and back. Queues are left out. They are made by micro-batches in
 flight, so whoever counts them in asks for more and more, and more would not be faster, only older:
-every further one makes gradients staler and takes memory. Pure; times are given by the caller.
+every further one makes gradients staler and takes memory.
+
+The pace is that of the slowest stage from here on. If micro-batches come back more slowly, either
+too few are in flight yet, or something else is in the way, a narrow link: then a little more than
+the present pace is asked for. Pure; times are given by the caller.
 """
 
 import math
@@ -18,6 +22,8 @@ _REMEMBERED = 64
 """Micro-batches over which minimum and mean are taken: speeds change, the window follows."""
 _ENOUGH = 8
 """Micro-batches before what was measured is believed."""
+_AMBITION = 1.5
+"""How much faster than now it may be tried to become."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +46,8 @@ class Trip:
     """Of that, at the next stage or beyond it."""
     path_s: float
     """The least that its way takes from the next stage on, there and back."""
+    slowest_s: float = 0.0
+    """What the slowest stage from the next one on computes on a micro-batch."""
 
 
 class InFlightWindow:
@@ -53,6 +61,7 @@ class InFlightWindow:
         self._returns: deque[float] = deque(maxlen=_REMEMBERED)
         self._service: deque[float] = deque(maxlen=_REMEMBERED)
         self._beyond_s = 0.0
+        self._slowest_beyond_s = 0.0
         self.size = limits.least
 
     def served(self, seconds: float) -> None:
@@ -64,9 +73,12 @@ class InFlightWindow:
         self._links.append(max(0.0, trip.away_s - trip.held_s))
         self._returns.append(now)
         self._beyond_s = min(self._links) + trip.path_s
+        self._slowest_beyond_s = trip.slowest_s
         span = self._returns[-1] - self._returns[0]
         if len(self._returns) >= _ENOUGH and span > 0:
             rate = (len(self._returns) - 1) / span
+            if self.slowest_s > 0:
+                rate = max(rate, min(1 / self.slowest_s, _AMBITION * rate))
             wanted = math.floor(self._beyond_s * rate + 0.5) + 1 + self._limits.spare
             self.size = min(max(wanted, self._limits.least), self._limits.most)
         return self.size
@@ -78,5 +90,13 @@ class InFlightWindow:
     @property
     def path_s(self) -> float:
         """The least that a micro-batch takes through this stage and all later ones, and back."""
-        own = sum(self._service) / len(self._service) if self._service else 0.0
-        return own + self._beyond_s
+        return self._own_s + self._beyond_s
+
+    @property
+    def slowest_s(self) -> float:
+        """What the slowest stage from this one on computes on a micro-batch."""
+        return max(self._own_s, self._slowest_beyond_s)
+
+    @property
+    def _own_s(self) -> float:
+        return sum(self._service) / len(self._service) if self._service else 0.0
