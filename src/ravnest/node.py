@@ -47,6 +47,7 @@ from ravnest.wire.security import TlsFiles
 logger = logging.getLogger("ravnest")
 _PRECISIONS = {None: None, "bf16": torch.bfloat16, "fp16": torch.float16}
 _RESULTS_UNDER_WAY = 16
+_FP16_SCALE = 4096.0
 
 
 class FinishedBatch(NamedTuple):
@@ -85,6 +86,7 @@ class Node:
         clip_grad_norm: float | None = None,
         clip_grad_value: float | None = None,
         precision: str | None = None,
+        loss_scale: float | None = None,
         compile: bool = False,
         metrics: Mapping[str, Metric] | None = None,
         tls: TlsFiles | None = None,
@@ -142,7 +144,7 @@ class Node:
             micro_batches=self.micro_batches,
             max_versions=max_versions,
             most_in_flight=self._most_in_flight(max_in_flight),
-            precision=Precision(_one_of("precision", precision, _PRECISIONS, _PRECISIONS)),
+            precision=_precision(precision, loss_scale),
             compile=compile,
         )
         self._tls = tls.read() if tls is not None else None
@@ -481,6 +483,14 @@ class Node:
         self.stages = {}
         for _ in self.finished_batches():
             pass
+
+
+def _precision(name: str | None, loss_scale: float | None) -> Precision:
+    if loss_scale is not None and not loss_scale > 0:
+        raise NodeError(f"loss_scale is {loss_scale!r}; expected a number above 0")
+    autocast = _one_of("precision", name, _PRECISIONS, _PRECISIONS)
+    usual = _FP16_SCALE if name == "fp16" else 1.0
+    return Precision(autocast, usual if loss_scale is None else float(loss_scale))
 
 
 def _positive(name: str, value: Any) -> int:

@@ -10,6 +10,7 @@ from pipelines import TiedModel, pipeline, settings_for
 from torch import nn
 
 from ravnest.errors import DataError, PeerError, RunError
+from ravnest.provider.compute.passes import Precision
 from ravnest.provider.compute.updating import UpdateSettings
 from ravnest.provider.inbox import Stop
 from ravnest.stage import structure
@@ -36,7 +37,7 @@ def loss_of(outputs, batch):
     return nn.functional.cross_entropy(outputs.flatten(0, 1), batch.roll(1, 1).flatten())
 
 
-def one_machine(model, batches, update, update_frequency=1, epochs=1):
+def one_machine(model, batches, update, update_frequency=1, epochs=1, autocast=None):
     """The reference: plain PyTorch with gradient accumulation."""
     optimizer = update.optimizer(model.parameters(), **update.optimizer_params)
     scheduler = None
@@ -58,7 +59,8 @@ def one_machine(model, batches, update, update_frequency=1, epochs=1):
     for _ in range(epochs):
         waiting = 0
         for batch in batches:
-            loss = loss_of(model(batch), batch)
+            with torch.autocast("cpu", autocast, enabled=autocast is not None):
+                loss = loss_of(model(batch), batch)
             loss.backward()
             losses.append(float(loss.detach()))
             waiting += 1
@@ -127,6 +129,38 @@ def test_a_tied_embedding_with_sparse_gradients_is_one_machine(tmp_path):
     state, _, _ = train(model, tmp_path, batches, SGD, schedule="sync", stages=3, parts=2)
     one_machine(reference, batches, SGD)
     assert difference(state, reference) < 1e-5
+
+
+@pytest.mark.parametrize(
+    ("precision", "tolerance"),
+    [(Precision(torch.bfloat16), 2e-2), (Precision(torch.float16, loss_scale=4096.0), 2e-3)],
+    ids=["bf16", "fp16 with a scaled loss"],
+)
+def test_half_precision_is_that_of_one_machine(tmp_path, precision, tolerance):
+    torch.manual_seed(0)
+    model = TiedModel()
+    reference = copy.deepcopy(model)
+    batches = words()
+    state, losses, _ = train(
+        model, tmp_path, batches, SGD, schedule="sync", stages=3, parts=2, precision=precision
+    )
+    expected = one_machine(reference, batches, SGD, autocast=precision.autocast)
+    assert difference(state, reference) < tolerance
+    assert losses == pytest.approx(expected, rel=1e-2)
+    assert difference(state, TiedModel()) > 10 * tolerance
+
+
+def test_gradients_that_overflow_leave_the_update_out(tmp_path, caplog):
+    torch.manual_seed(0)
+    model = TiedModel()
+    before = copy.deepcopy(model)
+    precision = Precision(torch.float16, loss_scale=1e30)
+    state, losses, _ = train(
+        model, tmp_path, words(3), SGD, schedule="sync", stages=2, precision=precision
+    )
+    assert difference(state, before) == 0
+    assert all(loss < 10 for loss in losses)
+    assert "smaller loss_scale" in caplog.text
 
 
 @pytest.mark.parametrize("recompute", [False, True])

@@ -60,7 +60,7 @@ def build_runner(
         passes=StagePasses(
             stage, versions, precision=settings.precision, recompute=settings.recompute
         ),
-        updater=Updater(versions, owned, settings.update),
+        updater=Updater(versions, owned, settings.update, loss_scale=settings.precision.loss_scale),
         schedule=StageSchedule(
             Rules(
                 is_last=graph.is_last,

@@ -36,6 +36,9 @@ class Precision:
     """Autocast for the whole stage; None computes as the model says."""
 
     autocast: torch.dtype | None = None
+    loss_scale: float = 1.0
+    """Gradients are so many times too large on their way, so that small ones survive half
+    precision, and are divided again before they are used."""
 
     def scope(self, device: torch.device) -> contextlib.AbstractContextManager[object]:
         if self.autocast is None:
@@ -138,7 +141,7 @@ class StagePasses:
         seeds: list[torch.Tensor | None] = []
         if item.loss is not None and item.loss.requires_grad:
             roots.append(item.loss)
-            seeds.append(None)
+            seeds.append(torch.full_like(item.loss, self._precision.loss_scale))
         for number, gradient in gradients.items():
             # A value that is only handed on has no gradient to add here.
             if number in item.inputs or number not in item.outputs:

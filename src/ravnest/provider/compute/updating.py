@@ -1,6 +1,7 @@
 """From accumulated gradients to new weights: the user's optimizer, its schedule, clipping."""
 
 import inspect
+import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -12,6 +13,8 @@ from torch import nn
 from ravnest.errors import NodeError
 from ravnest.provider.compute.optimizers import OptimizerFactory
 from ravnest.provider.compute.versions import WeightVersions
+
+logger = logging.getLogger("ravnest")
 
 
 @dataclass(frozen=True)
@@ -31,11 +34,19 @@ class Updater:
     """Owns the optimizer of one stage."""
 
     def __init__(
-        self, versions: WeightVersions, owned: Sequence[nn.Parameter], settings: UpdateSettings
+        self,
+        versions: WeightVersions,
+        owned: Sequence[nn.Parameter],
+        settings: UpdateSettings,
+        *,
+        loss_scale: float = 1.0,
     ) -> None:
         self._versions = versions
         self._owned = list(owned)
         self._settings = settings
+        self._loss_scale = loss_scale
+        self.skipped = 0
+        """Updates left out because gradients did not fit into half precision."""
         self.optimizer = self._make_optimizer()
         self.scheduler: Any = None
         if settings.lr_scheduler is not None:
@@ -70,7 +81,8 @@ class Updater:
         if not gradients:
             return 0.0
         norms = torch._foreach_norm(gradients)
-        return float(torch.stack([n.float() for n in norms]).square().sum()) / batches**2
+        total = float(torch.stack([n.float() for n in norms]).square().sum())
+        return total / (batches * self._loss_scale) ** 2
 
     def apply(
         self,
@@ -88,7 +100,7 @@ class Updater:
             torch._foreach_mul_(gradients, factor)
         if self._settings.clip_value is not None:
             nn.utils.clip_grad_value_(self._owned, self._settings.clip_value)
-        if self.optimizer is not None:
+        if self.optimizer is not None and self._are_usable(gradients):
             self.optimizer.step()
         for parameter in self._versions.masters:
             parameter.grad = None
@@ -96,8 +108,20 @@ class Updater:
         if self.scheduler is not None and not self._settings.lr_step_on_epoch_change:
             self.scheduler.step()
 
+    def _are_usable(self, gradients: Sequence[torch.Tensor]) -> bool:
+        """Whether all are finite; looked at only where a scaled loss may have made them others."""
+        if self._loss_scale == 1.0 or all(bool(g.isfinite().all()) for g in gradients):
+            return True
+        self.skipped += 1
+        logger.warning(
+            "an update is left out: gradients times loss_scale=%g do not fit into half precision. "
+            "If this goes on, give Node a smaller loss_scale",
+            self._loss_scale,
+        )
+        return False
+
     def _factor(self, batches: float, total_squared_norm: float | None) -> float:
-        factor = 1.0 / batches
+        factor = 1.0 / (batches * self._loss_scale)
         limit = self._settings.clip_norm
         if limit is not None and total_squared_norm is not None:
             # The same formula as torch.nn.utils.clip_grad_norm_.
