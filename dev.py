@@ -42,7 +42,7 @@ INPUTS = (ROOT / "pyproject.toml", ROOT / "constraints.txt")
 EXTRAS = {
     "demo": {"demo"},
     "test": {"demo", "lint", "test"},
-    "bench": {"demo", "test"},
+    "bench": {"bench", "demo", "test"},
     "lint": {"lint"},
 }
 COMMANDS = (*EXTRAS, "clean")

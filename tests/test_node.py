@@ -84,7 +84,7 @@ CALLS = {
 
 @pytest.mark.parametrize(("tensors", "named"), CALLS.values(), ids=list(CALLS))
 def test_inputs_are_bound_as_the_model_takes_them(folder, tensors, named):
-    values, rows = make(folder)._bind(tensors, named)
+    values, rows = make(folder)._bind(tensors, named, "train")
     assert rows == 6
     assert [tuple(value.shape) for value in values.values()] == [(6, 4), (6, 8)]
 
@@ -92,9 +92,9 @@ def test_inputs_are_bound_as_the_model_takes_them(folder, tensors, named):
 def test_wrong_inputs_are_refused_before_anything_is_sent(folder):
     node = make(folder)
     with pytest.raises(ValueError, match="different numbers of rows"):
-        node._bind((X, MASK[:3]), {})
+        node._bind((X, MASK[:3]), {}, "train")
     with pytest.raises(ValueError, match="is missing"):
-        node._bind(X, {})
+        node._bind(X, {}, "train")
     assert _plain_name("l_odd", node._graph) == "l_odd"
 
 

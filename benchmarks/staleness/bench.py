@@ -8,7 +8,6 @@ equal size; `sync` computes what one machine computes. Curves go to benchmarks/r
 """
 
 import argparse
-import json
 import os
 import statistics
 import sys
@@ -183,9 +182,6 @@ def main() -> None:
             accuracies = [future.result().accuracy for future in futures]
             print(f"{name:36} accuracy {statistics.fmean(accuracies):.4f}  {accuracies}")
     draw(found, RESULTS / "staleness.png")
-    (RESULTS / "staleness.json").write_text(
-        json.dumps({f.run.name: [round(x, 4) for x in f.losses] for f in found})
-    )
 
 
 if __name__ == "__main__":

@@ -141,6 +141,8 @@ def test_ctrl_c_ends_everybody(tmp_path, monkeypatch):
         stderr=subprocess.STDOUT,
         text=True,
         start_new_session=True,
+        # Whoever starts the tests in the background has made them deaf to the signal.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
         env={**os.environ, "OMP_NUM_THREADS": "1"},
     )
     deadline = time.monotonic() + 60

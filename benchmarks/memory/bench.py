@@ -1,0 +1,89 @@
+"""Does a stage take as much memory as the plan says?
+
+    python3 dev.py bench memory
+
+Real providers on loopback; each says by how much its process has grown at most since before it had
+a stage. Beside it the plan's prediction. The rest of a process (Python, torch, gRPC) is in neither.
+Linux only: it reads /proc.
+"""
+
+import json
+import re
+import socket
+import sys
+import tempfile
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+sys.path.insert(0, str(HERE))
+
+from jobs import JOBS, Job  # noqa: E402
+
+from ravnest import clusterize  # noqa: E402
+from ravnest.launch import launch, planned_nodes  # noqa: E402
+from ravnest.plan import Plan  # noqa: E402
+from ravnest.rundir import RunDir  # noqa: E402
+
+
+def plan(folder: Path, job: Job) -> Plan:
+    sockets = [socket.socket() for _ in range(job.stages)]
+    for each in sockets:
+        each.bind(("127.0.0.1", 0))
+    ports = [each.getsockname()[1] for each in sockets]
+    for each in sockets:
+        each.close()
+    run = RunDir(folder / "node_data")
+    run.root.mkdir()
+    machine = {"ram": 8, "bandwidth": 10_000, "gflops": 50}
+    pool = {str(n): {"IP": f"127.0.0.1:{p}", "benchmarks": machine} for n, p in enumerate(ports)}
+    run.pool_file.write_text(json.dumps(pool))
+    return clusterize(
+        job.make_model(),
+        (job.make_batch(),),
+        node_data=run.root,
+        min_cluster_size=job.stages,
+        max_clusters=1,
+        idle_gain=float("inf"),
+        quiet=True,
+    )
+
+
+def measure(name: str, job: Job) -> None:
+    with tempfile.TemporaryDirectory() as where:
+        folder, lines = Path(where), []
+        made = plan(folder, job)
+        outcome = launch(
+            [sys.executable, str(HERE / "provider.py"), name, str(job.batches)],
+            planned_nodes(RunDir(folder / "node_data")),
+            folder=folder,
+            show=lambda _, line: lines.append(line),
+            environment={"OMP_NUM_THREADS": "1"},
+        )
+    printed = "\n".join(lines)
+    if outcome.code:
+        raise SystemExit(printed)
+    peaks = {int(stage): int(peak) for stage, peak in re.findall(r"PEAK (\d+) (-?\d+)", printed)}
+    print(f"{name}, {made.clusters[0].micro_batches} micro-batches")
+    for stage in made.clusters[0].stages:
+        predicted, found = stage.memory.total, peaks[stage.index]
+        parts = "  ".join(
+            f"{part} {getattr(stage.memory, part) / 1e6:.0f}"
+            for part in ("weights", "gradients", "optimizer", "versions", "activations", "working")
+        )
+        print(
+            f"  stage {stage.index}: predicted {predicted / 1e6:4.0f} MB"
+            f"  found {found / 1e6:4.0f} MB"
+            f"  {found / predicted:.2f}   ({parts})",
+            flush=True,
+        )
+
+
+def main() -> None:
+    wanted = sys.argv[1:]
+    for name, job in JOBS.items():
+        if not wanted or any(part in name for part in wanted):
+            measure(name, job)
+
+
+if __name__ == "__main__":
+    main()
