@@ -4,6 +4,7 @@ import gc
 import resource
 import sys
 from pathlib import Path
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
@@ -13,6 +14,8 @@ from jobs import JOBS
 from ravnest import Node, Trainer
 
 PAGE = resource.getpagesize()
+EARLY = 200
+"""Updates after which nothing is new any more."""
 
 
 def resident() -> int:
@@ -47,6 +50,19 @@ def load_libraries() -> None:
     torch.nn.functional.scaled_dot_product_attention(q, q, q, is_causal=True).sum().backward()
 
 
+def watch_updates(runner: Any) -> list[int]:
+    """Resident memory after every update."""
+    seen: list[int] = []
+    apply = runner._updater.apply
+
+    def watched(*args: Any, **kwargs: Any) -> None:
+        apply(*args, **kwargs)
+        seen.append(resident())
+
+    runner._updater.apply = watched
+    return seen
+
+
 def main(name: str, steps: int) -> None:
     torch.set_num_threads(1)
     job = JOBS[name]
@@ -62,9 +78,15 @@ def main(name: str, steps: int) -> None:
         criterion=job.criterion,
         labels=data,
     )
+    runner = node.runtime.runner
+    assert runner is not None
+    seen = watch_updates(runner)
     trainer = Trainer(node=node, train_loader=data, epochs=2)
     trainer.train()
-    print("PEAK", node.document.stage, high_water() - before, flush=True)
+    stage = node.document.stage
+    print("PEAK", stage, high_water() - before, "window", runner.window.size)
+    if len(seen) > EARLY:
+        print("GROWTH", stage, seen[-1] - seen[EARLY], "after", len(seen), flush=True)
     node.close()
 
 

@@ -25,7 +25,7 @@ def stage_seconds(
     """
     points = costs.cut_points
     table = np.full((points, points), np.inf)
-    memory = costs.memory_matrix(0, distance, training)
+    memory = costs.memory_at(..., 0, distance, training)
     trained = costs.trainable_operators
     for p in range(points):
         for q in range(p + 1, points):

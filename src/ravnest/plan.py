@@ -44,6 +44,7 @@ class MemoryEstimate(msgspec.Struct, frozen=True, kw_only=True):
     optimizer: int
     versions: int
     activations: int
+    messages: int = 0
     working: int
 
     @property
@@ -54,6 +55,7 @@ class MemoryEstimate(msgspec.Struct, frozen=True, kw_only=True):
             + self.optimizer
             + self.versions
             + self.activations
+            + self.messages
             + self.working
         )
 

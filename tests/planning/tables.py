@@ -106,6 +106,7 @@ def cut_costs(model: FakeModel, cuts: Sequence[int] | None = None) -> CutCosts:
         trainable_bytes=trainable[block],
         activation_bytes=distinct_bytes(model.tensors, n)[block],
         working_bytes=largest(model.working)[block],
+        updating_bytes=np.zeros_like(trainable)[block],
         tied_bytes=shared_bytes(model.weights, n)[block],
         trainable_operators=prefix(trained).astype(np.int64)[at],
     )
@@ -155,7 +156,7 @@ def random_costs(seed: int, operators: int, *, weight_gb: float = 1.0) -> CutCos
 
 def whole_model_bytes(costs: CutCosts, training: TrainingMemory | None = None) -> float:
     """What one provider needs to train the model alone."""
-    return float(costs.memory_matrix(0, 1, training or TrainingMemory())[0, -1])
+    return float(costs.memory_at(..., 0, 1, training or TrainingMemory())[0, -1])
 
 
 def provider(

@@ -342,12 +342,13 @@ def test_an_operator_too_large_for_every_provider():
 
 
 def test_enough_memory_in_total_but_not_where_it_is_needed():
-    # Two stages hold three micro-batches of activations between them, one machine only one.
+    # Two stages hold three micro-batches of activations between them, one machine only one; and
+    # what they send each other, forward and back.
     costs = cut_costs(chain_model(2, weight_bytes=1000, tensor_bytes=10**9, flops=1e9))
-    pool = [provider(i, memory_gb=1.9) for i in range(2)]
-    with pytest.raises(PlanError, match=r"needs 2 GB on provider \d .*has 1.9 GB") as refusal:
+    pool = [provider(i, memory_gb=3.9) for i in range(2)]
+    with pytest.raises(PlanError, match=r"needs 4 GB on provider \d .*has 3.9 GB") as refusal:
         form_clusters(costs, pool, PlanOptions(2))
-    assert "3.8 GB in total" in str(refusal.value)
+    assert "7.8 GB in total" in str(refusal.value)
     alone = form_clusters(costs, pool, PlanOptions(1))
     assert [len(members) for members in ids(alone)] == [1, 1]
 

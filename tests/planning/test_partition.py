@@ -241,7 +241,7 @@ def test_memory_depends_on_the_distance_from_the_end_only(stages, stage, max_ver
     if stage < stages:
         training = TrainingMemory(max_versions=max_versions)
         costs = random_costs(0, 6)
-        expected = costs.memory_matrix(stage, stages, training)
+        expected = costs.memory_at(..., stage, stages, training)
         assert (StageTables(costs, training).memory(stages - stage) == expected).all()
 
 

@@ -6,6 +6,7 @@ with every figure the report, the files and the providers need.
 
 import bisect
 import hashlib
+import math
 from collections.abc import Sequence
 
 import msgspec
@@ -23,7 +24,7 @@ from ravnest.plan import (
     Role,
     StagePlan,
 )
-from ravnest.planning.costing.costs import CutCosts
+from ravnest.planning.costing.costs import CutCosts, TrainingMemory
 from ravnest.planning.notes import layout_notes, pool_notes
 from ravnest.planning.search.clusters import ClusterLayout, PlanOptions, form_clusters
 from ravnest.planning.search.rings import form_rings
@@ -67,31 +68,57 @@ def _cluster_plan(
 ) -> ClusterPlan:
     points = layout.cut.points
     stages = len(points) - 1
+    in_flight = _micro_batches_in_flight(study.costs, layout, options.training)
     return ClusterPlan(
         id=number,
-        stages=tuple(
-            _stage_plan(study, layout.providers[k], k, stages, points[k], points[k + 1], options)
-            for k in range(stages)
-        ),
+        stages=tuple(_stage_plan(study, layout, k, in_flight[k], options) for k in range(stages)),
         micro_batches=options.training.division.parts(stages),
     )
 
 
+def _micro_batches_in_flight(
+    costs: CutCosts, layout: ClusterLayout, training: TrainingMemory
+) -> list[int]:
+    """What each stage will keep in flight: see `provider/schedule/window.py`, which measures what
+    is predicted here."""
+    points, providers = layout.cut.points, layout.providers
+    stages = len(providers)
+    parts = training.division.parts(stages)
+    pace_s = layout.cut.step_s / parts
+    found, beyond_s = [], 0.0
+    for k in reversed(range(stages)):
+        least = training.in_flight(k, stages)
+        spare = least - (stages - k)
+        wanted = math.floor(beyond_s / pace_s + 0.5) + 1 + spare if pace_s > 0 else least
+        found.append(least if k == stages - 1 else max(least, wanted))
+        beyond_s += costs.compute_seconds(points[k], points[k + 1], providers[k].gflops) / parts
+        if k:
+            beyond_s += _round_trip_s(costs, points[k], providers[k - 1 : k + 1], parts)
+    return found[::-1]
+
+
+def _round_trip_s(
+    costs: CutCosts, border: int, neighbours: Sequence[ProviderSpec], parts: int
+) -> float:
+    """A micro-batch over a border and its gradients back."""
+    narrowest = min(provider.bytes_per_s for provider in neighbours)
+    crossing = float(costs.forward_bytes[border] + costs.backward_bytes[border])
+    delay_s = max(provider.latency_ms for provider in neighbours) / 1e3
+    return crossing / parts / max(narrowest, 1e-9) + delay_s
+
+
 def _stage_plan(
-    study: Study,
-    provider: ProviderSpec,
-    stage: int,
-    stages: int,
-    p: int,
-    q: int,
-    options: PlanOptions,
+    study: Study, layout: ClusterLayout, stage: int, wanted: int, options: PlanOptions
 ) -> StagePlan:
-    costs = study.costs
+    costs, provider, stages = study.costs, layout.providers[stage], len(layout.providers)
+    p, q = layout.cut.points[stage : stage + 2]
     start, stop = int(costs.operator[p]), int(costs.operator[q])
     owned = [name for name, home in study.homes.items() if start <= home < stop]
     parameters = [name for name in owned if study.held[name].kind == "parameter"]
-    memory = costs.memory(p, q, stage, stages, options.training)
-    in_flight = options.training.in_flight(stage, stages)
+    least = options.training.in_flight(stage, stages)
+    most = _most_in_flight(provider, costs.memory(p, q, stage, stages, options.training), least)
+    in_flight = min(wanted, most)
+    memory = costs.memory(p, q, stage, stages, options.training, in_flight=in_flight)
     sent = costs.sent_bytes(p, q)
     received = costs.received_bytes(p, q)
     return StagePlan(
@@ -109,7 +136,7 @@ def _stage_plan(
         tied_bytes=int(costs.tied_bytes[p, q]),
         link_s=max(sent, received) / provider.bytes_per_s if stages > 1 else 0.0,
         in_flight=in_flight,
-        most_in_flight=_most_in_flight(provider, memory, in_flight),
+        most_in_flight=most,
         memory=memory,
     )
 

@@ -9,6 +9,8 @@ Knows nothing about providers except how to turn their figures into seconds and 
 
 import math
 from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -96,6 +98,8 @@ class CutCosts:
     """activation_bytes[p, q]: distinct storages autograd keeps for one micro-batch."""
     working_bytes: Floats
     """working_bytes[p, q]: the largest short-lived need of a single operator."""
+    updating_bytes: Floats
+    """updating_bytes[p, q]: the largest short-lived need of the optimizer, for one parameter."""
     tied_bytes: Floats
     """tied_bytes[p, q]: trainable bytes this stage shares with others, exchanged every update."""
     trainable_operators: Ints
@@ -105,29 +109,52 @@ class CutCosts:
     def cut_points(self) -> int:
         return len(self.operator)
 
+    @cached_property
+    def message_bytes(self) -> Floats:
+        """message_bytes[p, q]: activations and gradients of a batch that cross either border."""
+        crossing = self.forward_bytes + self.backward_bytes
+        both: Floats = crossing[:, None] + crossing[None, :]
+        return both
+
     def memory(
-        self, p: int, q: int, stage: int, stages: int, training: TrainingMemory
+        self,
+        p: int,
+        q: int,
+        stage: int,
+        stages: int,
+        training: TrainingMemory,
+        *,
+        in_flight: int | None = None,
     ) -> MemoryEstimate:
-        """Predicted peak of the stage p … q as number `stage` of `stages`."""
+        """Predicted peak of the stage p … q as number `stage` of `stages`; with more micro-batches
+        in flight than free links ask for, if `in_flight` says so."""
         weights = int(self.weight_bytes[p, q])
         trainable = int(self.trainable_bytes[p, q])
+        share = training.division.share(stages)
+        held = training.in_flight(stage, stages) if in_flight is None else in_flight
+        working = max(self.working_bytes[p, q] * share, self.updating_bytes[p, q])
         return MemoryEstimate(
             weights=weights,
             gradients=trainable,
             optimizer=int(trainable * training.optimizer_factor),
             versions=trainable * (training.versions(stage, stages) - 1),
-            activations=int(
-                self.activation_bytes[p, q] * training.batches_in_flight(stage, stages)
-            ),
-            working=int(self.working_bytes[p, q] * training.division.share(stages)),
+            activations=int(self.activation_bytes[p, q] * share * held),
+            messages=int(self.message_bytes[p, q] * share + self.tied_bytes[p, q]),
+            working=int(working),
         )
 
-    def memory_matrix(self, stage: int, stages: int, training: TrainingMemory) -> Floats:
-        """`memory(...).total` for every pair of cut points at once."""
-        factor = 1 + training.optimizer_factor + training.versions(stage, stages) - 1
-        activations = self.activation_bytes * training.batches_in_flight(stage, stages)
-        working = self.working_bytes * training.division.share(stages)
-        total: Floats = self.weight_bytes + self.trainable_bytes * factor + activations + working
+    def memory_at(self, pairs: Any, stage: int, stages: int, training: TrainingMemory) -> Floats:
+        """`memory(...).total` for many pairs of cut points at once; `pairs` is a numpy index."""
+        share = training.division.share(stages)
+        copies = training.optimizer_factor + training.versions(stage, stages)
+        total: Floats = (
+            self.weight_bytes[pairs]
+            + self.trainable_bytes[pairs] * copies
+            + self.activation_bytes[pairs] * training.batches_in_flight(stage, stages)
+            + self.message_bytes[pairs] * share
+            + self.tied_bytes[pairs]
+            + np.maximum(self.working_bytes[pairs] * share, self.updating_bytes[pairs])
+        )
         return total
 
     def sent_bytes(self, p: int, q: int) -> float:

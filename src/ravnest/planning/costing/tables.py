@@ -20,6 +20,8 @@ from ravnest.planning.cutting.analysis import Facts, example_bytes
 MAX_CUT_POINTS = 1200
 MOVED_BY_AN_UPDATE = 7
 """Adam reads a weight, its gradient and two moments, and writes all but the gradient."""
+TAKEN_BY_AN_UPDATE = 2
+"""Adam makes two tensors of the size of a parameter on the way to its new value."""
 
 
 def build_tables(
@@ -49,7 +51,8 @@ def build_tables(
         weight_bytes=table.sum(held.values()),
         trainable_bytes=table.sum(trainable),
         activation_bytes=table.sum(_kept_items(program, facts, costs, unit)),
-        working_bytes=_largest(costs, unit, len(operators)),
+        working_bytes=_largest([cost.working_bytes for cost in costs], unit, len(operators)),
+        updating_bytes=_largest(_update_bytes(program), unit, len(operators)),
         tied_bytes=table.sum_shared(trainable),
         trainable_operators=_prefix(
             [any(program.held[name].trainable for name in op.held()) for op in program.ops]
@@ -142,10 +145,23 @@ def _kept_items(program: Program, facts: Facts, costs: Sequence[OpCost], unit: I
     return items
 
 
-def _largest(costs: Sequence[OpCost], unit: Ints, size: int) -> Floats:
-    """The largest working need of any operator of a stage."""
+def _update_bytes(program: Program) -> list[int]:
+    """For every operator, what the optimizer needs for a while for the largest parameter there."""
+    sizes = {
+        name: tensor.tensor.numel() * tensor.tensor.element_size()
+        for name, tensor in program.held.items()
+        if tensor.trainable
+    }
+    return [
+        TAKEN_BY_AN_UPDATE * max((sizes.get(name, 0) for name in op.held()), default=0)
+        for op in program.ops
+    ]
+
+
+def _largest(needs: Sequence[int], unit: Ints, size: int) -> Floats:
+    """The largest need of any operator of a stage."""
     per_unit = np.zeros(size)
-    np.maximum.at(per_unit, unit, [cost.working_bytes for cost in costs])
+    np.maximum.at(per_unit, unit, needs)
     table = np.zeros((size, size))
     for p in range(size - 1):
         table[p, p + 1 :] = np.maximum.accumulate(per_unit[p:-1])

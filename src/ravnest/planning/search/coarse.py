@@ -72,6 +72,7 @@ def _restrict(costs: CutCosts, points: Ints) -> CoarseCosts:
             trainable_bytes=costs.trainable_bytes[block],
             activation_bytes=costs.activation_bytes[block],
             working_bytes=costs.working_bytes[block],
+            updating_bytes=costs.updating_bytes[block],
             tied_bytes=costs.tied_bytes[block],
             trainable_operators=costs.trainable_operators[points],
         ),

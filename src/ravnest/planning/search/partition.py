@@ -17,7 +17,7 @@ Knows nothing about which providers belong together or in which order: see `clus
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
 from typing import Any
@@ -72,15 +72,8 @@ def memory_of(
     For a pipeline that begins `distance` stages from its end, or has two stages at least. A longer
     one divides its batches into more and smaller parts, and its last stages need less than this.
     """
-    chosen = replace(
-        costs,
-        weight_bytes=costs.weight_bytes[pairs],
-        trainable_bytes=costs.trainable_bytes[pairs],
-        activation_bytes=costs.activation_bytes[pairs],
-        working_bytes=costs.working_bytes[pairs],
-    )
     stages = 1 if alone else max(distance, 2)
-    return chosen.memory_matrix(stages - distance, stages, training)
+    return costs.memory_at(pairs, stages - distance, stages, training)
 
 
 class StageTables:

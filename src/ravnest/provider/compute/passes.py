@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch.autograd.graph import get_gradient_edge
 
 from ravnest.provider.compute.versions import WeightVersions
 from ravnest.stage import structure
@@ -26,9 +27,38 @@ class Pass:
     version: int
     inputs: Values
     outputs: Values | None
-    """None if they are to be computed again."""
+    """None once they are on their way."""
+    roots: "dict[int, Root] | None" = None
+    """Where their gradients will enter; None if the outputs are to be computed again."""
     loss: torch.Tensor | None = None
     random_state: torch.Tensor | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Root:
+    """A place of autograd's graph, without the value that was computed there."""
+
+    edge: Any
+    device: torch.device
+    dtype: torch.dtype
+
+    @classmethod
+    def of(cls, value: torch.Tensor) -> "Root":
+        edge = get_gradient_edge(value) if _EDGES_SUFFICE else value
+        return cls(edge, value.device, value.dtype)
+
+
+def _backward_takes_edges() -> bool:
+    """Older versions of torch want the values themselves."""
+    leaf = torch.zeros((), requires_grad=True)
+    try:
+        torch.autograd.backward([get_gradient_edge(leaf)], [torch.ones(())])
+    except (TypeError, RuntimeError, AttributeError):
+        return False
+    return leaf.grad is not None
+
+
+_EDGES_SUFFICE = _backward_takes_edges()
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,10 +131,11 @@ class StagePasses:
             outputs = self._run(inputs)
         return Pass(version, inputs, outputs, random_state=state)
 
-    def forget_activations(self, item: Pass) -> None:
-        """Once the outputs are on their way, a stage that computes again keeps its inputs only."""
-        if self.recompute:
-            item.outputs = None
+    def forget_outputs(self, item: Pass) -> None:
+        """Once they are on their way nobody needs their values here, unless autograd does."""
+        if not self.recompute:
+            item.roots = self._roots(item)
+        item.outputs = None
 
     def with_loss(self, item: Pass, loss: Callable[[Any], torch.Tensor]) -> None:
         """On the last stage: the model's output, and the loss of it."""
@@ -119,38 +150,35 @@ class StagePasses:
 
     def backward(self, item: Pass, gradients: Mapping[int, torch.Tensor]) -> Values:
         """Add to the parameters' gradients; returns those of the inputs that ask for one."""
-        if item.outputs is None:
+        if item.outputs is None and item.roots is None:
             item.outputs = self._again(item)
-        roots, seeds = self._roots(item, gradients)
-        if roots:
+        roots = self._roots(item) if item.roots is None else item.roots
+        edges, seeds = [], []
+        if item.loss is not None and item.loss.requires_grad:
+            edges.append(item.loss)
+            seeds.append(torch.full_like(item.loss, self._precision.loss_scale))
+        for number, gradient in gradients.items():
+            if number in roots:
+                edges.append(roots[number].edge)
+                seeds.append(gradient.to(roots[number].device, roots[number].dtype))
+        if edges:
             with self.versions.collect_gradients(item.version):
-                torch.autograd.backward(roots, seeds)
-        item.outputs = None
+                torch.autograd.backward(edges, seeds)
+        item.outputs = item.roots = None
         found: Values = {}
         for number, value in item.inputs.items():
             if isinstance(value, torch.Tensor) and value.grad is not None:
                 found[number] = value.grad
         return found
 
-    def _roots(
-        self, item: Pass, gradients: Mapping[int, torch.Tensor]
-    ) -> tuple[list[torch.Tensor], list[torch.Tensor | None]]:
-        """What to differentiate, and what the gradient of it is."""
+    def _roots(self, item: Pass) -> dict[int, Root]:
+        """Values that were made here and can be differentiated; others are only handed on."""
         assert item.outputs is not None
-        roots: list[torch.Tensor] = []
-        seeds: list[torch.Tensor | None] = []
-        if item.loss is not None and item.loss.requires_grad:
-            roots.append(item.loss)
-            seeds.append(torch.full_like(item.loss, self._precision.loss_scale))
-        for number, gradient in gradients.items():
-            # A value that is only handed on has no gradient to add here.
-            if number in item.inputs or number not in item.outputs:
-                continue
-            value = item.outputs[number]
-            if value.requires_grad:
-                roots.append(value)
-                seeds.append(gradient.to(value.device, value.dtype))
-        return roots, seeds
+        return {
+            number: Root.of(value)
+            for number, value in item.outputs.items()
+            if number not in item.inputs and isinstance(value, torch.Tensor) and value.requires_grad
+        }
 
     def _again(self, item: Pass) -> Values:
         """The forward once more: same weights, same random numbers, buffers left as they are."""
