@@ -4,8 +4,10 @@
 
 Two stages with one thread each train a GPT of 11 M parameters; the result is their speed as a
 fraction of twice the speed of one process with one thread, which is all that two cores could do.
-Beside it, in the same run: torch.distributed.pipelining (GPipe, 1F1B, zero-bubble) on gloo, and one
-process with two threads. Every contestant runs several times in turn; medians are compared.
+Beside it, in the same run: torch.distributed.pipelining (GPipe, 1F1B, zero-bubble) on gloo, one
+process with two threads, and two processes that have nothing to do with each other, which share
+nothing but the machine's memory and clock. Every contestant runs several times in turn; medians are
+compared.
 """
 
 import argparse
@@ -18,6 +20,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
@@ -29,13 +32,19 @@ from ravnest import clusterize  # noqa: E402
 from ravnest.launch import launch, planned_nodes  # noqa: E402
 from ravnest.rundir import RunDir  # noqa: E402
 
-PARTS = (1, 2, 4, 8)
-PEER_PARTS = (4, 8)
+PARTS = (1, 2, 4, 8, 16)
+PEER_PARTS = (4, 8, 16)
 
 
 def alone(threads: int) -> float:
     code = f"import sys; sys.path.insert(0, {str(HERE)!r}); import job; print('PACE', job.train_alone({threads}))"  # noqa: E501
     return pace(run([sys.executable, "-c", code], threads))
+
+
+def strangers() -> float:
+    """Two processes that have nothing to do with each other: what the machine gives to two."""
+    with ThreadPoolExecutor(2) as pool:
+        return sum(pool.map(alone, (1, 1)))
 
 
 def peer(name: str, parts: int) -> float:
@@ -73,6 +82,7 @@ def plan(folder: Path) -> RunDir:
         (job.batches(1)[0],),
         node_data=node_data.root,
         max_clusters=1,
+        micro_batches=2,
         self_check=False,
         quiet=True,
     )
@@ -106,6 +116,7 @@ def main() -> None:
     contestants = {
         "one process, one thread": lambda: alone(1),
         "one process, two threads": lambda: alone(2),
+        "two processes apart": strangers,
         **{
             f"Ravnest async, {parts} micro-batches": (
                 lambda parts=parts: ours(parts, "async", verbose=options.verbose)

@@ -7,8 +7,9 @@ only the computing is replaced by sleep, so that two cores can play sixteen mach
 message is held back by 0, 20 or 80 ms. With --wan the providers live in network namespaces and talk
 over emulated wide-area links (benchmarks/wan) instead: rate, delay, jitter and losses for real TCP.
 
-All stages take equally long, so each of them is the busiest: the result is the part of the time in
-which they compute, once the pipeline is full and its windows have grown.
+All stages take equally long, so each of them should be the busiest: the result is the part of the
+time in which a stage is at work, of the busiest and of the least busy one, once the pipeline is
+full and its windows have grown.
 """
 
 import argparse
@@ -77,6 +78,11 @@ def warm_up(stages: int, delay_s: float) -> int:
     return 20 + int(10 * way_s / (PARTS * (FORWARD_S + BACKWARD_S)))
 
 
+def counted(batches: int) -> tuple[float, float]:
+    """Between which shares of the run it is looked at."""
+    return (batches - MEASURED - TAIL) / batches, (batches - TAIL) / batches
+
+
 def on_loopback(stages: int, delay_s: float) -> Result:
     batches = warm_up(stages, delay_s) + MEASURED + TAIL
     addresses = [f"127.0.0.1:{port}" for port in free_ports(stages)]
@@ -109,9 +115,9 @@ def measure(addresses: list[str], command: list[str]) -> Result:
     printed = "\n".join(lines)
     if outcome.code:
         raise SystemExit(printed)
-    (busy,) = re.findall(r"BUSY ([\d.]+)", printed)
+    busy = [float(part) for part in re.findall(r"BUSY \d+ ([\d.]+)", printed)]
     (window,) = re.findall(r"(WINDOW .*)", printed)
-    return float(busy), window
+    return max(busy), f"least {min(busy):.3f}   {window}"
 
 
 def main() -> None:
@@ -132,7 +138,7 @@ def main() -> None:
             else:
                 busy, window = on_loopback(stages, delay_s)
             print(
-                f"{stages:3} stages  {1e3 * delay_s:3.0f} ms  busy {busy:.3f}   {window}",
+                f"{stages:3} stages  {1e3 * delay_s:3.0f} ms  busiest {busy:.3f}  {window}",
                 flush=True,
             )
 

@@ -47,21 +47,33 @@ def main(delay_s: float, batches: int) -> None:
     passes: Any = runner._passes
     passes.forward = slowly(passes.forward, emulated.FORWARD_S)
     passes.backward = slowly(passes.backward, emulated.BACKWARD_S)
-    if not node.is_root:
-        node.serve_until_trained()
-        node.close()
-        return
-    for batch in data:
+    seen = watch_updates(runner)
+    for batch in data if node.is_root else ():
         node.forward_compute(batch)
     node.wait_for_backwards()
-    ended = [batch.at for batch in node.finished_batches()]
-    pace = emulated.MEASURED / (
-        ended[-1 - emulated.TAIL] - ended[-1 - emulated.TAIL - emulated.MEASURED]
-    )
-    print("BUSY", pace * emulated.PARTS * (emulated.FORWARD_S + emulated.BACKWARD_S))
-    print("WINDOW", runner.window.size, "STALE", runner.meter.worst_staleness)
-    node.finish_training()
+    if node.is_root:
+        node.finish_training()
+    else:
+        node.serve_until_trained()
+    # With much in flight a stage makes one update of several batches: count by shares of the run.
+    first, last = (seen[int(len(seen) * share)] for share in emulated.counted(batches))
+    print("BUSY", node.document.stage, (last[1] - first[1]) / (last[0] - first[0]), flush=True)
+    if node.is_root:
+        print("WINDOW", runner.window.size, "STALE", runner.meter.worst_staleness, flush=True)
     node.close()
+
+
+def watch_updates(runner: Any) -> list[tuple[float, float]]:
+    """When each update was made, and how long the stage had computed until then."""
+    seen: list[tuple[float, float]] = []
+    apply = runner._updater.apply
+
+    def watched(*args: Any, **kwargs: Any) -> None:
+        apply(*args, **kwargs)
+        seen.append((time.monotonic(), runner.meter.busy_s))
+
+    runner._updater.apply = watched
+    return seen
 
 
 if __name__ == "__main__":
