@@ -77,7 +77,7 @@ class StagePlan(msgspec.Struct, frozen=True, kw_only=True):
     tied_bytes: int
     link_s: float
     in_flight: int
-    """Micro-batches between their forward and their backward, with free links."""
+    """Micro-batches that will be between their forward and their backward."""
     memory: MemoryEstimate
     most_in_flight: int = 1
     """Micro-batches that the provider's memory has room for."""

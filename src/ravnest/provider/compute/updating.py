@@ -45,8 +45,6 @@ class Updater:
         self._owned = list(owned)
         self._settings = settings
         self._loss_scale = loss_scale
-        self.skipped = 0
-        """Updates left out because gradients did not fit into half precision."""
         self.optimizer = self._make_optimizer()
         self.scheduler: Any = None
         if settings.lr_scheduler is not None:
@@ -112,7 +110,6 @@ class Updater:
         """Whether all are finite; looked at only where a scaled loss may have made them others."""
         if self._loss_scale == 1.0 or all(bool(g.isfinite().all()) for g in gradients):
             return True
-        self.skipped += 1
         logger.warning(
             "an update is left out: gradients times loss_scale=%g do not fit into half precision. "
             "If this goes on, give Node a smaller loss_scale",
