@@ -7,18 +7,17 @@ a stage. Beside it the plan's prediction. The rest of a process (Python, torch, 
 Linux only: it reads /proc.
 """
 
-import json
 import re
-import socket
 import sys
 import tempfile
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
-sys.path.insert(0, str(HERE))
+sys.path[:0] = [str(HERE), str(HERE.parent)]
 
 import msgspec  # noqa: E402
 from jobs import JOBS, Job  # noqa: E402
+from local import equal_pool, free_addresses  # noqa: E402
 
 from ravnest import clusterize  # noqa: E402
 from ravnest.launch import launch, planned_nodes  # noqa: E402
@@ -27,18 +26,9 @@ from ravnest.rundir import RunDir  # noqa: E402
 
 
 def plan(folder: Path, job: Job) -> Plan:
-    sockets = [socket.socket() for _ in range(job.stages)]
-    for each in sockets:
-        each.bind(("127.0.0.1", 0))
-    ports = [each.getsockname()[1] for each in sockets]
-    for each in sockets:
-        each.close()
-    run = RunDir(folder / "node_data")
-    run.root.mkdir()
     # About what a link carries here, beside everything else that two cores do.
     machine = {"ram": 8, "bandwidth": 3_000, "gflops": 50}
-    pool = {str(n): {"IP": f"127.0.0.1:{p}", "benchmarks": machine} for n, p in enumerate(ports)}
-    run.pool_file.write_text(json.dumps(pool))
+    run = equal_pool(folder, free_addresses(job.stages), machine)
     return clusterize(
         job.make_model(),
         (job.make_batch(),),

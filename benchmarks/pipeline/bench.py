@@ -11,10 +11,8 @@ compared.
 """
 
 import argparse
-import json
 import os
 import re
-import socket
 import statistics
 import subprocess
 import sys
@@ -24,9 +22,10 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
-sys.path.insert(0, str(HERE))
+sys.path[:0] = [str(HERE), str(HERE.parent)]
 
 import job  # noqa: E402
+from local import equal_pool, free_addresses  # noqa: E402
 
 from ravnest import clusterize  # noqa: E402
 from ravnest.launch import launch, planned_nodes  # noqa: E402
@@ -63,20 +62,8 @@ def pace(printed: str) -> float:
 
 
 def plan(folder: Path) -> RunDir:
-    with socket.socket() as one, socket.socket() as other:
-        for each in (one, other):
-            each.bind(("127.0.0.1", 0))
-        ports = [each.getsockname()[1] for each in (one, other)]
-    pool = {
-        str(number): {
-            "IP": f"127.0.0.1:{port}",
-            "benchmarks": {"ram": 8, "bandwidth": 10_000, "gflops": 50},
-        }
-        for number, port in enumerate(ports)
-    }
-    node_data = RunDir(folder / "node_data")
-    node_data.root.mkdir()
-    node_data.pool_file.write_text(json.dumps(pool))
+    machine = {"ram": 8, "bandwidth": 10_000, "gflops": 50}
+    node_data = equal_pool(folder, free_addresses(2), machine)
     clusterize(
         job.make_model(),
         (job.batches(1)[0],),

@@ -13,17 +13,16 @@ full and its windows have grown.
 """
 
 import argparse
-import json
 import re
-import socket
 import sys
 import tempfile
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
-sys.path[:0] = [str(HERE), str(HERE.parent / "wan")]
+sys.path[:0] = [str(HERE), str(HERE.parent), str(HERE.parent / "wan")]
 
 import torch  # noqa: E402
+from local import equal_pool, free_addresses  # noqa: E402
 from network import chain_of_hosts  # noqa: E402
 from torch import nn  # noqa: E402
 
@@ -40,22 +39,8 @@ MEASURED, TAIL = 50, 10
 Result = tuple[float, str]
 
 
-def free_ports(count: int) -> list[int]:
-    sockets = [socket.socket() for _ in range(count)]
-    for each in sockets:
-        each.bind(("127.0.0.1", 0))
-    ports = [each.getsockname()[1] for each in sockets]
-    for each in sockets:
-        each.close()
-    return ports
-
-
 def plan(folder: Path, addresses: list[str]) -> RunDir:
-    node_data = RunDir(folder / "node_data")
-    node_data.root.mkdir()
-    machine = {"ram": 1, "bandwidth": 1000, "gflops": 50}
-    pool = {str(n): {"IP": a, "benchmarks": machine} for n, a in enumerate(addresses)}
-    node_data.pool_file.write_text(json.dumps(pool))
+    node_data = equal_pool(folder, addresses, {"ram": 1, "bandwidth": 1000, "gflops": 50})
     model = nn.Sequential(*(nn.Linear(WIDTH, WIDTH) for _ in addresses))
     made = clusterize(
         model,
@@ -85,8 +70,7 @@ def counted(batches: int) -> tuple[float, float]:
 
 def on_loopback(stages: int, delay_s: float) -> Result:
     batches = warm_up(stages, delay_s) + MEASURED + TAIL
-    addresses = [f"127.0.0.1:{port}" for port in free_ports(stages)]
-    return measure(addresses, [sys.executable, PROVIDER, str(delay_s), str(batches)])
+    return measure(free_addresses(stages), [sys.executable, PROVIDER, str(delay_s), str(batches)])
 
 
 def over_wan(stages: int, delay_s: float, mbps: float, jitter_ms: float, loss: float) -> Result:

@@ -1,9 +1,15 @@
 """A character GPT on text that ships with Python."""
 
 import pydoc_data.topics
+import sys
+from pathlib import Path
 
 import torch
 from torch import nn
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from gpt import Block
 
 WIDTH, LAYERS, HEADS, LENGTH, ROWS = 64, 8, 4, 64, 16
 
@@ -15,29 +21,12 @@ def text() -> tuple[torch.Tensor, int]:
     return torch.tensor([index[letter] for letter in joined]), len(letters)
 
 
-class Block(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.norm1, self.norm2 = nn.LayerNorm(WIDTH), nn.LayerNorm(WIDTH)
-        self.qkv, self.out = nn.Linear(WIDTH, 3 * WIDTH), nn.Linear(WIDTH, WIDTH)
-        self.up, self.down = nn.Linear(WIDTH, 4 * WIDTH), nn.Linear(4 * WIDTH, WIDTH)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        q, k, v = (
-            part.unflatten(-1, (HEADS, -1)).transpose(1, 2)
-            for part in self.qkv(self.norm1(x)).chunk(3, -1)
-        )
-        mixed = nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
-        x = x + self.out(mixed.transpose(1, 2).flatten(2))
-        return x + self.down(nn.functional.gelu(self.up(self.norm2(x))))
-
-
 class CharGPT(nn.Module):
     def __init__(self, letters: int) -> None:
         super().__init__()
         self.words = nn.Embedding(letters, WIDTH)
         self.positions = nn.Embedding(LENGTH, WIDTH)
-        self.blocks = nn.ModuleList(Block() for _ in range(LAYERS))
+        self.blocks = nn.ModuleList(Block(WIDTH, HEADS) for _ in range(LAYERS))
         self.norm, self.head = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, letters)
 
     def forward(self, words: torch.Tensor) -> torch.Tensor:
