@@ -8,8 +8,7 @@ import torch
 from torch import nn
 
 from ravnest import Node, Trainer, clusterize
-from ravnest.errors import NodeError
-from ravnest.node import _plain_name
+from ravnest.errors import NodeError, RavnestError
 
 
 class TwoInputs(nn.Module):
@@ -50,6 +49,8 @@ MISTAKES = {
     "unknown argument": ({"lr": 0.1}, "does not know the argument 'lr'"),
     "no batches": ({"update_frequency": 0}, "update_frequency is 0"),
     "half a part": ({"micro_batches": 1.5}, "micro_batches is 1.5"),
+    "one version": ({"max_versions": 1}, "max_versions is 1; a pipeline needs at least 2"),
+    "nothing in flight": ({"max_in_flight": 0}, "max_in_flight is 0"),
     "unknown schedule": ({"schedule": "eager"}, "expected one of 'async', 'sync'"),
     "unknown precision": ({"precision": "int4"}, "precision is 'int4'"),
 }
@@ -84,7 +85,7 @@ CALLS = {
 
 @pytest.mark.parametrize(("tensors", "named"), CALLS.values(), ids=list(CALLS))
 def test_inputs_are_bound_as_the_model_takes_them(folder, tensors, named):
-    values, rows = make(folder)._bind(tensors, named, "train")
+    values, rows = make(folder)._inputs.bind(tensors, named, "train")
     assert rows == 6
     assert [tuple(value.shape) for value in values.values()] == [(6, 4), (6, 8)]
 
@@ -92,10 +93,11 @@ def test_inputs_are_bound_as_the_model_takes_them(folder, tensors, named):
 def test_wrong_inputs_are_refused_before_anything_is_sent(folder):
     node = make(folder)
     with pytest.raises(ValueError, match="different numbers of rows"):
-        node._bind((X, MASK[:3]), {}, "train")
+        node._inputs.bind((X, MASK[:3]), {}, "train")
     with pytest.raises(ValueError, match="is missing"):
-        node._bind(X, {}, "train")
-    assert _plain_name("l_odd", node._graph) == "l_odd"
+        node._inputs.bind(X, {}, "train")
+    with pytest.raises(RavnestError, match="l_odd"):
+        node._inputs.bind((X, MASK), {"l_odd": X}, "train")
 
 
 def test_one_provider_trains_validates_and_predicts(folder, tmp_path, monkeypatch):

@@ -27,7 +27,7 @@ from ravnest.rundir import RunDir  # noqa: E402
 
 def plan(folder: Path, job: Job) -> Plan:
     # About what a link carries here, beside everything else that two cores do.
-    machine = {"ram": 8, "bandwidth": 3_000, "gflops": 50}
+    machine = {"ram": job.ram_gb, "bandwidth": 3_000, "gflops": 50}
     run = equal_pool(folder, free_addresses(job.stages), machine)
     return clusterize(
         job.make_model(),
@@ -73,6 +73,7 @@ def measure(name: str, job: Job) -> None:
             f"  stage {stage.index}: predicted {predicted / 1e6:4.0f} MB"
             f"  found {peak / 1e6:4.0f} MB"
             f"  {peak / predicted:.2f}   in flight {stage.in_flight}, {windows[stage.index]}"
+            f"{', recomputed' if stage.recompute else ''}"
             f"   ({parts})",
             flush=True,
         )

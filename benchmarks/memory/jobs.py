@@ -15,6 +15,8 @@ class Job:
     criterion: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
     stages: int
     batches: int = 12
+    ram_gb: float = 8.0
+    """Of every provider."""
 
 
 def transformer() -> nn.Module:
@@ -73,4 +75,5 @@ JOBS = {
     "wide MLP, 17 M parameters": Job(wide, lambda: rows(64, 1024), square, stages=2),
     "long run, 2,000 steps": Job(small, lambda: rows(16, 128), square, stages=3, batches=1000),
     "CNN, 32 images of 96x96": Job(convolutional, lambda: rows(32, 3, 96, 96), square, stages=3),
+    "CNN in 0.4 GB": Job(convolutional, lambda: rows(32, 3, 96, 96), square, stages=3, ram_gb=0.4),
 }

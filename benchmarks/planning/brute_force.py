@@ -26,16 +26,18 @@ def stage_seconds(
     points = costs.cut_points
     table = np.full((points, points), np.inf)
     memory = costs.memory_at(..., 0, distance, training)
+    frugal = costs.memory_at(..., 0, distance, training, recompute=True)
     trained = costs.trainable_operators
     for p in range(points):
         for q in range(p + 1, points):
             if trained[-1] > 0 and trained[q] == trained[p]:
                 continue
-            if memory[p, q] > provider.memory_bytes:
+            again = memory[p, q] > provider.memory_bytes
+            if again and (distance == 1 or frugal[p, q] > provider.memory_bytes):
                 continue
             alone = p == 0 and q == points - 1
             link = 0.0 if alone else max(costs.sent_bytes(p, q), costs.received_bytes(p, q))
-            compute_s = costs.compute_seconds(p, q, provider.gflops)
+            compute_s = costs.compute_seconds(p, q, provider.gflops, recompute=again)
             table[p, q] = max(compute_s, link / provider.bytes_per_s)
     return table
 

@@ -7,6 +7,7 @@
     ├── RunDirError     the folder of a run is in use by another process
     ├── PackageError    a stage package is damaged, foreign, too large or not allowed
     ├── FusionError     the trained stages do not add up to one model
+    ├── InputError      a batch does not suit the model as it was planned
     ├── NodeError       a Node or Trainer was given something it cannot work with
     └── RunError        a run that had begun cannot go on
         ├── WireError   what arrived over the network is damaged, foreign or too large
@@ -44,6 +45,10 @@ class PackageError(RavnestError, ValueError):
 
 class FusionError(RavnestError, ValueError):
     """Trained stages are missing or belong to different models."""
+
+
+class InputError(RavnestError, ValueError):
+    """What was given to the model is not what it was planned for; the message names the input."""
 
 
 class NodeError(RavnestError, ValueError):

@@ -6,14 +6,13 @@ a Stem or Leaf serves in the background whatever the script does, until the Root
 
 import atexit
 import contextlib
-import copy
 import logging
 import os
 import queue
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -21,23 +20,30 @@ from typing import Any, Literal, NamedTuple
 import msgspec
 import torch
 from torch import nn
-from torch.utils.data import DataLoader
 
 from ravnest.errors import NodeError, RunError
 from ravnest.provider.assembly import StageSettings, build_runner
-from ravnest.provider.batches import part_bounds
 from ravnest.provider.compute.optimizers import optimizer_named
-from ravnest.provider.compute.passes import Precision
 from ravnest.provider.compute.updating import UpdateSettings
 from ravnest.provider.document import read_document
+from ravnest.provider.inputs import BatchInputs
 from ravnest.provider.leaf import LeafSettings, Metric
+from ravnest.provider.numbering import BatchNumbers
+from ravnest.provider.options import (
+    at_least_two,
+    file_of_cluster,
+    micro_batches_of,
+    most_in_flight,
+    one_of,
+    own_loader,
+    positive,
+    precision_named,
+)
 from ravnest.provider.proof import proof_of
 from ravnest.provider.runner import StageRunner
 from ravnest.provider.runtime import Place, ProviderRuntime
 from ravnest.rundir import RunDir
 from ravnest.stage import structure
-from ravnest.stage.graph import Mode
-from ravnest.stage.local import bind_inputs, check_batch
 from ravnest.stage.package import load_package
 from ravnest.wire import messages
 from ravnest.wire.grpc_network import GrpcNetwork
@@ -45,9 +51,7 @@ from ravnest.wire.link import Patience
 from ravnest.wire.security import TlsFiles
 
 logger = logging.getLogger("ravnest")
-_PRECISIONS = {None: None, "bf16": torch.bfloat16, "fp16": torch.float16}
 _RESULTS_UNDER_WAY = 16
-_FP16_SCALE = 4096.0
 
 
 class FinishedBatch(NamedTuple):
@@ -87,6 +91,7 @@ class Node:
         clip_grad_value: float | None = None,
         precision: str | None = None,
         loss_scale: float | None = None,
+        recompute: bool | Literal["auto"] = "auto",
         compile: bool = False,
         metrics: Mapping[str, Metric] | None = None,
         tls: TlsFiles | None = None,
@@ -101,12 +106,8 @@ class Node:
         self.name = name or os.environ.get("RAVNEST_NODE", "")
         self.run = RunDir(node_data)
         self.document = read_document(self.run, self.name)
-        self.update_frequency = _positive("update_frequency", update_frequency)
-        self.micro_batches = (
-            self.document.micro_batches
-            if micro_batches == "auto"
-            else _positive("micro_batches", micro_batches)
-        )
+        self.update_frequency = positive("update_frequency", update_frequency)
+        self.micro_batches = micro_batches_of(self.document, micro_batches)
         self.device = torch.device(device)
         for argument, given in {
             "reduce_factor": reduce_factor,
@@ -122,7 +123,9 @@ class Node:
         if self._package.manifest.plan_id != self.document.plan_id:
             raise NodeError(f"{self.document.template_path} belongs to another plan; plan again")
         self._graph = self._package.graph
-        self._settings = StageSettings(
+        # Where Root and Leaf are one provider they may have been given one loader.
+        both = self.is_root and self.is_leaf
+        self.settings = StageSettings(
             update=UpdateSettings(
                 optimizer=optimizer_named(optimizer),
                 optimizer_params=dict(optimizer_params or {}),
@@ -134,24 +137,28 @@ class Node:
             ),
             leaf=LeafSettings(
                 criterion=criterion,
-                labels=self._own(labels),
-                test_labels=self._own(test_labels),
+                labels=own_loader(labels) if both else labels,
+                test_labels=own_loader(test_labels) if both else test_labels,
                 metrics=dict(metrics or {}),
-                loss_file=self._file(loss_filename),
-                accuracy_file=self._file("val_accuracies.txt"),
+                loss_file=file_of_cluster(loss_filename, self.cluster_id),
+                accuracy_file=file_of_cluster("val_accuracies.txt", self.cluster_id),
             ),
-            schedule=_one_of("schedule", schedule, ("async", "sync")),
+            schedule=one_of("schedule", schedule, ("async", "sync")),
             micro_batches=self.micro_batches,
-            max_versions=max_versions,
-            most_in_flight=self._most_in_flight(max_in_flight),
-            precision=_precision(precision, loss_scale),
+            max_versions=at_least_two("max_versions", max_versions),
+            most_in_flight=most_in_flight(self.document, max_in_flight, self.micro_batches),
+            precision=precision_named(precision, loss_scale),
+            recompute=self.document.recompute if recompute == "auto" else bool(recompute),
             compile=compile,
         )
         self._tls = tls.read() if tls is not None else None
         self._patience = patience
-        self._batch = 0
-        self._batches_in_update = 0
-        self._update = 0
+        self._inputs = BatchInputs(self._graph)
+        self._numbers = BatchNumbers(
+            micro_batches=self.micro_batches,
+            update_frequency=self.update_frequency,
+            least_rows=self._graph.train.least_rows,
+        )
         self._validating: deque[Future[Any]] = deque()
         self.stages: dict[str, float] = {}
         """How the stages spent the last epoch: busy/<stage>, staleness/<stage>."""
@@ -177,26 +184,6 @@ class Node:
     @property
     def cluster_id(self) -> int:
         return self.document.rank
-
-    def _most_in_flight(self, wanted: int | None) -> int | None:
-        """What the user says, else what memory has room for."""
-        fits = self.document.most_in_flight
-        if wanted is not None or fits is None:
-            return wanted
-        return max(1, fits * self.micro_batches // self.document.micro_batches)
-
-    def _file(self, name: str) -> Path:
-        """Every cluster has a Leaf, and they may share a folder."""
-        path = Path(name)
-        cluster = self.document.rank
-        return path if cluster == 0 else path.with_stem(f"{path.stem}_cluster_{cluster}")
-
-    def _own(self, loader: Any) -> Any:
-        """The Leaf's reading of the data. Where Root and Leaf are one provider they may have been
-        given one loader, whose generator must not be drawn from twice."""
-        if not (self.is_root and self.is_leaf and isinstance(loader, DataLoader)):
-            return loader
-        return copy.deepcopy(loader, {id(loader.dataset): loader.dataset})
 
     # ---- start and end ----
 
@@ -224,7 +211,7 @@ class Node:
 
     def _make_runner(self, runtime: ProviderRuntime) -> StageRunner:
         stage = self._package.module(self.device, model=self._model)
-        return build_runner(self._package, stage, self._settings, runtime)
+        return build_runner(self._package, stage, self.settings, runtime)
 
     def _batch_done(self, of: messages.MicroBatch, loss: float | None) -> None:
         if self.is_root:
@@ -333,62 +320,14 @@ class Node:
         """
         if not self.is_root:
             return
-        values, rows = self._bind(tensors, kwargs, "train")
+        values, rows = self._inputs.bind(tensors, kwargs, "train")
         proof = proof_of(list(values.values()) if proof_of_item is None else proof_of_item)
-        closes = self._batches_in_update + 1 == self.update_frequency
-        parts = max(1, min(self.micro_batches, rows // self._graph.train.least_rows))
         with self._interruptible() as runtime:
-            for part, (first, last) in enumerate(part_bounds(rows, parts)):
-                of = messages.MicroBatch(
-                    batch=self._batch,
-                    part=part,
-                    parts=parts,
-                    rows=last - first,
-                    batch_rows=rows,
-                    update=self._update,
-                    closes_update=closes and part + 1 == parts,
-                )
+            for of, first, last in self._numbers.training(rows):
                 message = messages.Forward(
-                    of=of, task="train", carried=(), proof=proof if part == 0 else ()
+                    of=of, task="train", carried=(), proof=proof if of.part == 0 else ()
                 )
-                runtime.submit(message, self._rows(values, first, last, rows))
-        self._batch += 1
-        self._batches_in_update += 1
-        if closes:
-            self._end_update()
-
-    def _end_update(self) -> None:
-        self._update += 1
-        self._batches_in_update = 0
-
-    def _bind(
-        self, tensors: Any, kwargs: Mapping[str, Any], mode: Mode
-    ) -> tuple[dict[int, Any], int]:
-        graph = self._graph
-        args: Sequence[Any]
-        named = {_plain_name(name, graph): value for name, value in kwargs.items()}
-        if tensors is None:
-            args = ()
-        elif isinstance(tensors, Mapping):
-            args, named = (), {**tensors, **named}
-        elif isinstance(tensors, tuple | list) and _are_arguments(tensors, graph):
-            args = tensors
-        else:
-            args = (tensors,)
-        values: dict[int, Any] = dict(bind_inputs(graph.arguments, args, named))
-        check_batch(graph, values, mode)
-        batched = [values[wire.value] for wire in graph.inputs if wire.shape[:1] == (-1,)]
-        sized = batched or [v for v in values.values() if isinstance(v, torch.Tensor) and v.dim()]
-        return values, int(sized[0].shape[0]) if sized else 1
-
-    def _rows(self, values: dict[int, Any], first: int, last: int, rows: int) -> dict[int, Any]:
-        if first == 0 and last == rows:
-            return values
-        open_values = {wire.value for wire in self._graph.inputs if wire.shape[:1] == (-1,)}
-        return {
-            number: value[first:last] if number in open_values else value
-            for number, value in values.items()
-        }
+                runtime.submit(message, self._inputs.rows(values, first, last, rows))
 
     def wait_for_backwards(self) -> None:
         """The end of an epoch: wait until every batch has been trained on, everywhere."""
@@ -396,8 +335,7 @@ class Node:
             return
         with self._interruptible() as runtime:
             self.stages = dict(runtime.order("epoch").metrics)
-        if self._batches_in_update:
-            self._end_update()
+        self._numbers.epoch_ended()
 
     def finish_training(self) -> None:
         """Let the other providers' `train()` return; they go on serving evaluations."""
@@ -422,18 +360,9 @@ class Node:
             return None
         task: Literal["validate", "predict"] = "predict" if output_type is None else "validate"
         item = kwargs.pop("proof_of_item", None)
-        values, rows = self._bind(tensors, kwargs, "eval")
+        values, rows = self._inputs.bind(tensors, kwargs, "eval")
         proof = proof_of(list(values.values()) if item is None else item)
-        of = messages.MicroBatch(
-            batch=self._batch,
-            part=0,
-            parts=1,
-            rows=rows,
-            batch_rows=rows,
-            update=self._update,
-            closes_update=False,
-        )
-        self._batch += 1
+        of = self._numbers.without_gradients(rows)
         with self._interruptible() as runtime:
             future = runtime.expect_result(of.batch)
             runtime.submit(messages.Forward(of=of, task=task, carried=(), proof=proof), values)
@@ -483,38 +412,3 @@ class Node:
         self.stages = {}
         for _ in self.finished_batches():
             pass
-
-
-def _precision(name: str | None, loss_scale: float | None) -> Precision:
-    if loss_scale is not None and not loss_scale > 0:
-        raise NodeError(f"loss_scale is {loss_scale!r}; expected a number above 0")
-    autocast = _one_of("precision", name, _PRECISIONS, _PRECISIONS)
-    usual = _FP16_SCALE if name == "fp16" else 1.0
-    return Precision(autocast, usual if loss_scale is None else float(loss_scale))
-
-
-def _positive(name: str, value: Any) -> int:
-    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        raise NodeError(f"{name} is {value!r}; expected a whole number from 1")
-    return value
-
-
-def _one_of(name: str, value: Any, known: Any, meaning: Mapping[Any, Any] | None = None) -> Any:
-    if value not in known:
-        choices = ", ".join(repr(choice) for choice in known)
-        raise NodeError(f"{name} is {value!r}; expected one of {choices}")
-    return value if meaning is None else meaning[value]
-
-
-def _plain_name(name: str, graph: Any) -> str:
-    """`l_<name>_` is an older spelling of `<name>`."""
-    names = {argument.name for argument in graph.arguments}
-    older = name.startswith("l_") and name.endswith("_") and name not in names
-    return name[2:-1] if older else name
-
-
-def _are_arguments(tensors: Sequence[Any], graph: Any) -> bool:
-    """A sequence is the model's arguments unless its only argument is a sequence itself."""
-    if len(graph.arguments) != 1 or len(tensors) == 1:
-        return True
-    return isinstance(graph.arguments[0].structure, int)

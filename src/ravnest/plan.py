@@ -81,6 +81,8 @@ class StagePlan(msgspec.Struct, frozen=True, kw_only=True):
     memory: MemoryEstimate
     most_in_flight: int = 1
     """Micro-batches that the provider's memory has room for."""
+    recompute: bool = False
+    """Activations are not kept for the backward but computed again, to fit into memory."""
 
     @property
     def step_s(self) -> float:

@@ -7,13 +7,14 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from ravnest.errors import NodeError
 from ravnest.planning.fusion import fuse_cluster
 
 
 def set_seed(seed: int = 42) -> None:
     """Seed Python, NumPy and torch, so that all providers shuffle their data alike."""
     if type(seed) is not int or not 0 <= seed < 2**32:
-        raise ValueError(f"seed is {seed!r}; expected a whole number from 0 to 2**32 - 1")
+        raise NodeError(f"seed is {seed!r}; expected a whole number from 0 to 2**32 - 1")
     os.environ["PYTHONHASHSEED"] = str(seed)
     random.seed(seed)
     np.random.seed(seed)

@@ -99,8 +99,10 @@ def cut_costs(model: FakeModel, cuts: Sequence[int] | None = None) -> CutCosts:
     return CutCosts(
         operator=at.astype(np.int64),
         compute_s=(flops / (REFERENCE_GFLOPS * 1e9))[at],
+        forward_s=(flops / 3 / (REFERENCE_GFLOPS * 1e9))[at],
         flops=flops[at],
         forward_bytes=crossing[at],
+        entering_bytes=crossing[at],
         backward_bytes=crossing[at],
         weight_bytes=(trainable + distinct_bytes(model.frozen, n))[block],
         trainable_bytes=trainable[block],

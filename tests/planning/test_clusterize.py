@@ -72,6 +72,24 @@ def test_the_packages_are_where_the_files_say(planned):
     assert set(snapshot(planned.folder)) == expected
 
 
+def test_a_provider_with_little_memory_is_told_to_compute_activations_again(tmp_path):
+    batch = torch.rand(4096, 32)
+    ample = run_clusterize(seeded(Mlp, 10), (batch,), write_pool(tmp_path / "a", 2))
+    first = ample.plan.clusters[0].stages[0]
+    assert (first.recompute, ample.node(first.provider.id)["recompute"]) == (False, False)
+    assert "compute them again" not in ample.printed
+    ram = (first.memory.total - first.memory.activations // 4) / 1e9
+    tight = run_clusterize(
+        seeded(Mlp, 10), (batch,), write_pool(tmp_path / "b", {"ram": ram}, {"ram": ram})
+    )
+    stages = tight.plan.clusters[0].stages
+    assert [stage.recompute for stage in stages] == [True, False]
+    assert all(stage.memory.total <= stage.provider.memory_bytes for stage in stages)
+    assert tight.node(stages[0].provider.id)["recompute"] is True
+    assert f"node_{stages[0].provider.id} has too little memory" in tight.printed
+    assert "compute them again" in tight.printed
+
+
 PACKAGE_FILES = ("manifest.json", "graph.json", "weights.safetensors")
 
 

@@ -117,6 +117,25 @@ def test_memory_adds_up_and_grows_towards_the_root() -> None:
     assert matrix[0, middle] == pytest.approx(first.total)
 
 
+def test_computing_activations_again_keeps_what_the_stage_was_given() -> None:
+    _, ((batch,), _), study_ = studied("tiny_gpt")
+    costs, training = study_.costs, TrainingMemory()
+    third = costs.cut_points // 3
+    for p, q, stage, given in ((0, third, 0, batch.nbytes), (third, 2 * third, 1, None)):
+        kept = costs.memory(p, q, stage, 3, training)
+        again = costs.memory(p, q, stage, 3, training, recompute=True)
+        held = 3 - stage
+        entering = costs.forward_bytes[p] if given is None else given
+        assert again.activations == pytest.approx(kept.activations / held + entering * held, abs=1)
+        assert again.total - again.activations == kept.total - kept.activations
+        frugal = costs.memory_at((p, q), stage, 3, training, recompute=True)
+        assert frugal == pytest.approx(again.total, abs=2)
+    extra = costs.compute_seconds(0, third, 50, recompute=True) / costs.compute_seconds(
+        0, third, 50
+    )
+    assert 1.2 < extra < 1.6
+
+
 def test_seventy_billion_parameters_are_planned_without_their_memory() -> None:
     with torch.device("meta"):
         layers = [nn.Linear(32_768, 32_768, bias=False) for _ in range(66)]

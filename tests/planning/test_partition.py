@@ -28,6 +28,7 @@ from ravnest.planning.search.partition import (
     StageTables,
     best_cut,
     most_stages,
+    recomputes,
     refine,
 )
 
@@ -43,6 +44,16 @@ def replace_memory(who: ProviderSpec, memory_bytes: int) -> ProviderSpec:
     return msgspec.structs.replace(who, memory_bytes=memory_bytes)
 
 
+def needs_recomputing(costs, p, q, stage, stages, who, training=TRAINING):
+    """Whether a stage fits only if it computes its activations again; fails if not even then."""
+    if costs.memory(p, q, stage, stages, training).total <= who.memory_bytes:
+        return False
+    assert stage < stages - 1
+    frugal = costs.memory(p, q, stage, stages, training, recompute=True)
+    assert frugal.total <= who.memory_bytes
+    return True
+
+
 def assert_sound(costs, providers, cut, training=TRAINING):
     """Whole model, in order, trainable in every stage, within memory, priced as the tables say."""
     stages = len(providers)
@@ -54,9 +65,9 @@ def assert_sound(costs, providers, cut, training=TRAINING):
         assert p < q
         if costs.trainable_operators[-1] > 0:
             assert costs.trainable_operators[q] > costs.trainable_operators[p]
-        assert costs.memory(p, q, stage, stages, training).total <= who.memory_bytes
+        again = needs_recomputing(costs, p, q, stage, stages, who, training)
         link = max(costs.sent_bytes(p, q), costs.received_bytes(p, q)) if stages > 1 else 0.0
-        compute_s = costs.compute_seconds(p, q, who.gflops)
+        compute_s = costs.compute_seconds(p, q, who.gflops, recompute=again)
         slowest = max(slowest, compute_s, link / who.bytes_per_s)
     assert cut.step_s == pytest.approx(slowest)
 
@@ -119,6 +130,24 @@ def test_work_is_divided_in_proportion_to_speed():
     costs = cut_costs(chain_model(80, weight_bytes=1000, tensor_bytes=10, flops=1e9))
     providers = [provider(i, gflops=g) for i, g in enumerate((40.0, 20.0, 10.0, 10.0))]
     assert best_cut(costs, providers, TRAINING).points == (0, 40, 60, 70, 80)
+
+
+def test_a_stage_computes_its_activations_again_only_where_memory_asks_for_it():
+    costs = cut_costs(chain_model(10, weight_bytes=1000, tensor_bytes=10_000, flops=1e9))
+    kept = costs.memory(0, 5, 0, 2, TRAINING).total
+    frugal = costs.memory(0, 5, 0, 2, TRAINING, recompute=True).total
+    assert frugal < kept
+    ample, tight, tiny = (
+        [replace_memory(provider(0), size), provider(1)] for size in (kept, kept - 1, frugal - 1)
+    )
+    assert best_cut(costs, ample, TRAINING).points == (0, 5, 10)
+    assert not recomputes(costs, (0, 5, 10), 0, ample[0], TRAINING)
+    assert recomputes(costs, (0, 5, 10), 0, tight[0], TRAINING)
+    assert not recomputes(costs, (0, 5, 10), 1, tight[0], TRAINING)
+    # A third more to compute on the first stage: five operators take as long as the other's seven.
+    assert best_cut(costs, tight, TRAINING).points == (0, 4, 10)
+    assert_sound(costs, tight, best_cut(costs, tight, TRAINING))
+    assert_sound(costs, tiny, best_cut(costs, tiny, TRAINING))
 
 
 def test_memory_is_a_hard_limit_and_an_exact_fit_fits():

@@ -56,6 +56,7 @@ def node_document(
         "stages": len(cluster.stages),
         "micro_batches": cluster.micro_batches,
         "most_in_flight": stage.most_in_flight,
+        "recompute": stage.recompute,
         "rings": [
             {"id": ring.id, "members": [addresses[owner] for owner in ring.owners]}
             for ring in rings

@@ -6,7 +6,7 @@ nobody: what cannot work is an error, and raised elsewhere.
 
 from collections.abc import Iterator, Sequence
 
-from ravnest.plan import ProviderSpec
+from ravnest.plan import ClusterPlan, ProviderSpec
 from ravnest.planning.costing.costs import CutCosts
 from ravnest.planning.figures import plain, quantity
 from ravnest.planning.search.clusters import Layout, PlanOptions
@@ -24,6 +24,22 @@ def pool_notes(pool: Sequence[ProviderSpec]) -> Iterator[str]:
                 f"provider {provider.id} has {plain(memory_gb)} GB of memory: is that MB? "
                 f"'ram' is given in GB (8 GB: \"ram\": 8)"
             )
+
+
+def recompute_notes(clusters: Sequence[ClusterPlan]) -> Iterator[str]:
+    names = [
+        f"node_{stage.provider.id}"
+        for cluster in clusters
+        for stage in cluster.stages
+        if stage.recompute
+    ]
+    if names:
+        shown = ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")
+        verb = "has" if len(names) == 1 else "have"
+        yield (
+            f"{shown} {verb} too little memory to keep all activations until the backward, and "
+            "will compute them again"
+        )
 
 
 def layout_notes(

@@ -25,8 +25,9 @@ from ravnest.plan import (
     StagePlan,
 )
 from ravnest.planning.costing.costs import CutCosts, TrainingMemory
-from ravnest.planning.notes import layout_notes, pool_notes
+from ravnest.planning.notes import layout_notes, pool_notes, recompute_notes
 from ravnest.planning.search.clusters import ClusterLayout, PlanOptions, form_clusters
+from ravnest.planning.search.partition import recomputes
 from ravnest.planning.search.rings import form_rings
 from ravnest.planning.study import Study
 
@@ -51,6 +52,7 @@ def make_plan(study: Study, pool: Sequence[ProviderSpec], options: PlanOptions) 
             *study.warnings,
             *pool_notes(pool),
             *layout_notes(layout, study.costs, pool, options),
+            *recompute_notes(clusters),
         ),
     )
     return msgspec.structs.replace(plan, plan_id=_fingerprint(study, plan))
@@ -91,10 +93,20 @@ def _micro_batches_in_flight(
         spare = least - (stages - k)
         wanted = math.floor(beyond_s / pace_s + 0.5) + 1 + spare if pace_s > 0 else least
         found.append(least if k == stages - 1 else max(least, wanted))
-        beyond_s += costs.compute_seconds(points[k], points[k + 1], providers[k].gflops) / parts
+        beyond_s += _compute_s(costs, layout, k, training) / parts
         if k:
             beyond_s += _round_trip_s(costs, points[k], providers[k - 1 : k + 1], parts)
     return found[::-1]
+
+
+def _recomputes(costs: CutCosts, layout: ClusterLayout, k: int, training: TrainingMemory) -> bool:
+    return recomputes(costs, layout.cut.points, k, layout.providers[k], training)
+
+
+def _compute_s(costs: CutCosts, layout: ClusterLayout, k: int, training: TrainingMemory) -> float:
+    p, q = layout.cut.points[k : k + 2]
+    again = _recomputes(costs, layout, k, training)
+    return costs.compute_seconds(p, q, layout.providers[k].gflops, recompute=again)
 
 
 def _round_trip_s(
@@ -111,14 +123,20 @@ def _stage_plan(
     study: Study, layout: ClusterLayout, stage: int, wanted: int, options: PlanOptions
 ) -> StagePlan:
     costs, provider, stages = study.costs, layout.providers[stage], len(layout.providers)
+    training = options.training
+    again = _recomputes(costs, layout, stage, training)
     p, q = layout.cut.points[stage : stage + 2]
     start, stop = int(costs.operator[p]), int(costs.operator[q])
     owned = [name for name, home in study.homes.items() if start <= home < stop]
     parameters = [name for name in owned if study.held[name].kind == "parameter"]
-    least = options.training.in_flight(stage, stages)
-    most = _most_in_flight(provider, costs.memory(p, q, stage, stages, options.training), least)
+    least = training.in_flight(stage, stages)
+    with_one, with_two = (
+        costs.memory(p, q, stage, stages, training, in_flight=held, recompute=again)
+        for held in (1, 2)
+    )
+    most = max(least, _most_in_flight(provider, with_one, with_two))
     in_flight = min(wanted, most)
-    memory = costs.memory(p, q, stage, stages, options.training, in_flight=in_flight)
+    memory = costs.memory(p, q, stage, stages, training, in_flight=in_flight, recompute=again)
     sent = costs.sent_bytes(p, q)
     received = costs.received_bytes(p, q)
     return StagePlan(
@@ -130,23 +148,27 @@ def _stage_plan(
         parameters=sum(study.held[name].tensor.numel() for name in parameters),
         first_parameter=next(iter(parameters), ""),
         flops=int(costs.flops[q] - costs.flops[p]),
-        compute_s=costs.compute_seconds(p, q, provider.gflops),
+        compute_s=_compute_s(costs, layout, stage, training),
         sent_bytes=int(sent),
         received_bytes=int(received),
         tied_bytes=int(costs.tied_bytes[p, q]),
         link_s=max(sent, received) / provider.bytes_per_s if stages > 1 else 0.0,
         in_flight=in_flight,
         most_in_flight=most,
+        recompute=again,
         memory=memory,
     )
 
 
-def _most_in_flight(provider: ProviderSpec, memory: MemoryEstimate, in_flight: int) -> int:
-    """A link with much delay needs more micro-batches in flight than its depth alone asks for."""
-    if not memory.activations:
+def _most_in_flight(
+    provider: ProviderSpec, with_one: MemoryEstimate, with_two: MemoryEstimate
+) -> int:
+    """What memory has room for: a link with much delay needs more micro-batches in flight than its
+    depth alone asks for."""
+    each = with_two.total - with_one.total
+    if each <= 0:
         return MOST_IN_FLIGHT
-    free = provider.memory_bytes - memory.total
-    return min(in_flight + int(free * in_flight / memory.activations), MOST_IN_FLIGHT)
+    return min(1 + (provider.memory_bytes - with_one.total) // each, MOST_IN_FLIGHT)
 
 
 def _summary(study: Study, options: PlanOptions) -> ModelSummary:
@@ -234,7 +256,8 @@ def _divided(cluster: ClusterPlan, parts: int) -> ClusterPlan:
     for stage in cluster.stages:
         most = max(1, int(stage.most_in_flight / larger))
         in_flight = min(stage.in_flight, most)
-        activations = int(stage.memory.activations / stage.in_flight * larger * in_flight)
+        fewer = 1.0 if stage.recompute else in_flight / stage.in_flight
+        activations = int(stage.memory.activations * larger * fewer)
         memory = msgspec.structs.replace(stage.memory, activations=activations)
         stages.append(
             msgspec.structs.replace(stage, in_flight=in_flight, most_in_flight=most, memory=memory)

@@ -24,6 +24,8 @@ class NodeDocument(msgspec.Struct, frozen=True):
     """Parts into which batches are divided."""
     most_in_flight: int | None = None
     """Micro-batches, of a batch divided into so many parts, that memory has room for."""
+    recompute: bool = False
+    """Activations are computed again for the backward: memory has no room to keep them."""
     forward_target_host: str | None = None
     forward_target_port: int | None = None
     backward_target_host: str | None = None

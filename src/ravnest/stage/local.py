@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from ravnest.errors import InputError
 from ravnest.stage import structure
 from ravnest.stage.graph import Argument, Mode, ModeGraph, StageGraph, Wire
 from ravnest.stage.module import StageModule
@@ -26,18 +27,18 @@ def bind_inputs(
     """Value number → tensor for a call made the way the model itself is called."""
     names = [argument.name for argument in arguments]
     if len(args) > len(names):
-        raise ValueError(f"{len(args)} positional inputs given, the model was planned with {names}")
+        raise InputError(f"{len(args)} positional inputs given, the model was planned with {names}")
     given = dict(zip(names, args, strict=False))
     for name, value in kwargs.items():
         if name in given:
-            raise ValueError(f"input {name!r} is given twice")
+            raise InputError(f"input {name!r} is given twice")
         given[name] = value
     if unknown := set(given) - set(names):
-        raise ValueError(f"unknown input {min(unknown)!r}; the model was planned with {names}")
+        raise InputError(f"unknown input {min(unknown)!r}; the model was planned with {names}")
     values: dict[int, torch.Tensor] = {}
     for argument in arguments:
         if argument.name not in given:
-            raise ValueError(
+            raise InputError(
                 f"input {argument.name!r} is missing; the model was planned with {names}"
             )
         value = given[argument.name]
@@ -155,7 +156,7 @@ def check_batch(graph: StageGraph, values: Mapping[int, Any], mode: Mode) -> Non
         given, planned = values[wire.value], list(wire.shape)
         label, shape = _label(graph, wire), list(given.shape)
         if dtype_name(given.dtype) != wire.dtype:
-            raise ValueError(
+            raise InputError(
                 f"{label} is {dtype_name(given.dtype)}, but this model was planned for "
                 f"{wire.dtype}, and may do something else with another type: convert it "
                 f"(.to(torch.{wire.dtype}), or inputs_dtype of Trainer), or plan again"
@@ -173,14 +174,14 @@ def check_batch(graph: StageGraph, values: Mapping[int, Any], mode: Mode) -> Non
                 else "sizes other than the batch's (-1) are fixed. Pad or crop every batch to "
                 "them, or plan again with the size you train with."
             )
-            raise ValueError(
+            raise InputError(
                 f"{label} has shape {shape}, but this model could only be planned for {planned}: "
                 f"{reason}"
             )
         if planned[:1] == [-1]:
             _check_rows(graph.mode(mode), shape[0])
             if rows not in (None, shape[0]):
-                raise ValueError(
+                raise InputError(
                     f"the inputs of a batch have different numbers of rows: {rows} and, in "
                     f"{label}, {shape[0]}"
                 )
@@ -197,7 +198,7 @@ def _check_rows(graph: ModeGraph, rows: int) -> None:
     most = graph.most_rows
     if rows < graph.least_rows or (most is not None and rows > most):
         limits = f"at least {graph.least_rows}" + ("" if most is None else f" and at most {most}")
-        raise ValueError(
+        raise InputError(
             f"a batch has {rows} rows, but this model was planned for {limits}: with others it "
             "does something else, or has not been shown not to. Use such batches only "
             "(drop_last=True in the DataLoader)."

@@ -20,7 +20,7 @@ from typing import Any
 import msgspec
 import torch
 
-from ravnest.errors import CaptureError, PackageError
+from ravnest.errors import CaptureError, InputError, PackageError
 from ravnest.stage.records import (
     LookupRecord,
     MappingRecord,
@@ -243,7 +243,7 @@ def match_leaves(structure: Structure, value: Any, where: str) -> dict[int, torc
     expected = relabel(structure, number)
     # As JSON, in which 1, 1.0 and true differ.
     if msgspec.json.encode(found) != msgspec.json.encode(expected):
-        raise ValueError(
+        raise InputError(
             f"{where} does not have the form the model was planned with: "
             f"expected {_describe(expected)}, got {_describe(found)}. "
             "Non-tensor inputs are part of the plan: pass the same values, or plan again."

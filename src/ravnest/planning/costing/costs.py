@@ -84,10 +84,14 @@ class CutCosts:
     """operator[p]: how many operators of the train graph come before cut point p."""
     compute_s: Floats
     """compute_s[p]: seconds of forward+backward before p, at REFERENCE_GFLOPS (a prefix sum)."""
+    forward_s: Floats
+    """forward_s[p]: the forward's share of compute_s."""
     flops: Floats
     """flops[p]: forward+backward FLOPs before p (a prefix sum)."""
     forward_bytes: Floats
     """forward_bytes[p]: activations that cross p, skip connections included (0 at both ends)."""
+    entering_bytes: Floats
+    """entering_bytes[p]: what a stage that starts at p is given: forward_bytes, or the batch."""
     backward_bytes: Floats
     """backward_bytes[p]: gradients that cross p in the other direction (0 at both ends)."""
     weight_bytes: Floats
@@ -125,32 +129,54 @@ class CutCosts:
         training: TrainingMemory,
         *,
         in_flight: int | None = None,
+        recompute: bool = False,
     ) -> MemoryEstimate:
         """Predicted peak of the stage p … q as number `stage` of `stages`; with more micro-batches
-        in flight than free links ask for, if `in_flight` says so."""
+        in flight than free links ask for, if `in_flight` says so. With `recompute` it keeps what
+        it was given and computes the rest again for the backward."""
         weights = int(self.weight_bytes[p, q])
         trainable = int(self.trainable_bytes[p, q])
         share = training.division.share(stages)
         held = training.in_flight(stage, stages) if in_flight is None else in_flight
         working = max(self.working_bytes[p, q] * share, self.updating_bytes[p, q])
+        activations = self.activation_bytes[p, q] * (1 if recompute else held)
+        if recompute:
+            activations += self.entering_bytes[p] * held
         return MemoryEstimate(
             weights=weights,
             gradients=trainable,
             optimizer=int(trainable * training.optimizer_factor),
             versions=trainable * (training.versions(stage, stages) - 1),
-            activations=int(self.activation_bytes[p, q] * share * held),
+            activations=int(activations * share),
             messages=int(self.message_bytes[p, q] * share + self.tied_bytes[p, q]),
             working=int(working),
         )
 
-    def memory_at(self, pairs: Any, stage: int, stages: int, training: TrainingMemory) -> Floats:
+    @cached_property
+    def _entering(self) -> Floats:
+        """entering_bytes as a table over stages, without the memory of one."""
+        return np.broadcast_to(self.entering_bytes[:, None], self.weight_bytes.shape)
+
+    def memory_at(
+        self,
+        pairs: Any,
+        stage: int,
+        stages: int,
+        training: TrainingMemory,
+        *,
+        recompute: bool = False,
+    ) -> Floats:
         """`memory(...).total` for many pairs of cut points at once; `pairs` is a numpy index."""
         share = training.division.share(stages)
+        held = training.batches_in_flight(stage, stages)
+        activations = self.activation_bytes[pairs] * (share if recompute else held)
+        if recompute:
+            activations += self._entering[pairs] * held
         copies = training.optimizer_factor + training.versions(stage, stages)
         total: Floats = (
             self.weight_bytes[pairs]
             + self.trainable_bytes[pairs] * copies
-            + self.activation_bytes[pairs] * training.batches_in_flight(stage, stages)
+            + activations
             + self.message_bytes[pairs] * share
             + self.tied_bytes[pairs]
             + np.maximum(self.working_bytes[pairs] * share, self.updating_bytes[pairs])
@@ -165,5 +191,8 @@ class CutCosts:
         """Download per step: activations from the previous stage, gradients from the next one."""
         return float(self.forward_bytes[p] + self.backward_bytes[q] + self.tied_bytes[p, q])
 
-    def compute_seconds(self, p: int, q: int, gflops: float) -> float:
-        return float(self.compute_s[q] - self.compute_s[p]) * REFERENCE_GFLOPS / gflops
+    def compute_seconds(self, p: int, q: int, gflops: float, *, recompute: bool = False) -> float:
+        seconds = self.compute_s[q] - self.compute_s[p]
+        if recompute:
+            seconds += self.forward_s[q] - self.forward_s[p]
+        return float(seconds) * REFERENCE_GFLOPS / gflops

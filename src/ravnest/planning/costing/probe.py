@@ -26,6 +26,7 @@ class Probe:
     flops: tuple[int, int]
     kept: tuple[tuple[int, ...], bool, int]
     seconds: float
+    forward_s: float
     results: Any
 
 
@@ -92,12 +93,13 @@ def run(op: Op, arguments: Arguments, *, timed: bool) -> Probe:
         start = time.perf_counter()
         target = in_context(op.target, op.context, "cpu")
         results = target(*arguments.args, **arguments.kwargs)
+        forward_s = time.perf_counter() - start
         forward = 0 if timed else counter.get_total_flops()
         _backward(results, arguments)
         seconds = time.perf_counter() - start
         total = 0 if timed else counter.get_total_flops()
     found = _classify(kept, arguments, results)
-    return Probe((forward, total - forward), found, seconds, _detached(results))
+    return Probe((forward, total - forward), found, seconds, forward_s, _detached(results))
 
 
 def _backward(results: Any, arguments: Arguments) -> None:

@@ -33,6 +33,8 @@ class OpCost:
     backward_flops: int
     seconds: float
     """Forward and backward on the reference machine."""
+    forward_s: float
+    """The forward's share of them."""
     kept_arguments: tuple[int, ...]
     """Which of the operator's references (in order) autograd keeps alive."""
     keeps_result: bool
@@ -67,7 +69,13 @@ def profile_modules(
             counted = run(op, Arguments(op, find, gradients, program), timed=False)
             timed = run(op, Arguments(op, find, gradients, program), timed=True)
             values[op.out] = timed.results
-            costs.append(replace(_price(op, program, counted), seconds=timed.seconds * scale))
+            costs.append(
+                replace(
+                    _price(op, program, counted),
+                    seconds=timed.seconds * scale,
+                    forward_s=timed.forward_s * scale,
+                )
+            )
     return costs
 
 
@@ -105,6 +113,7 @@ def refine(
                 replace(
                     cost,
                     seconds=probe.seconds * scale,
+                    forward_s=probe.forward_s * scale,
                     kept_arguments=arguments,
                     keeps_result=keeps_result,
                     kept_bytes=own,
@@ -183,20 +192,21 @@ def _probe_fake(op: Op, program: Program, gradients: set[int]) -> Probe:
         return run(op, Arguments(op, find, gradients, program), timed=False)
     except Exception:  # data-dependent results and the like: fall back to sizes alone
         everything = tuple(range(len(list(op.references()))))
-        return Probe((0, 0), (everything, True, 0), 0.0, None)
+        return Probe((0, 0), (everything, True, 0), 0.0, 0.0, None)
 
 
 def _price(op: Op, program: Program, probe: Probe) -> OpCost:
     forward, backward = probe.flops
     arguments, keeps_result, own = probe.kept
     moved = 0 if _is_view(op) else _touched_bytes(op, program)
-    seconds = _roofline(forward, moved)
+    seconds = forward_s = _roofline(forward, moved)
     if arguments or keeps_result or own or backward:
         seconds += _roofline(backward, 2 * moved)
     return OpCost(
         forward_flops=forward,
         backward_flops=backward,
         seconds=seconds,
+        forward_s=forward_s,
         kept_arguments=arguments,
         keeps_result=keeps_result,
         kept_bytes=own,

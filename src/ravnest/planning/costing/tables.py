@@ -45,8 +45,10 @@ def build_tables(
     return CutCosts(
         operator=operators,
         compute_s=seconds[operators],
+        forward_s=_prefix([cost.forward_s for cost in costs])[operators],
         flops=_prefix([c.forward_flops + c.backward_flops for c in costs])[operators],
         forward_bytes=np.where(inner, forward[operators], 0.0),
+        entering_bytes=np.where(operators > 0, forward[operators], _input_bytes(program, facts)),
         backward_bytes=np.where(inner, backward[operators], 0.0),
         weight_bytes=table.sum(held.values()),
         trainable_bytes=table.sum(trainable),
@@ -58,6 +60,11 @@ def build_tables(
             [any(program.held[name].trainable for name in op.held()) for op in program.ops]
         )[operators].astype(np.int64),
     )
+
+
+def _input_bytes(program: Program, facts: Facts) -> int:
+    """Of a batch, as the user gives it to the first stage."""
+    return sum(facts.bytes[number] for number in range(len(program.inputs)))
 
 
 def _update_seconds(program: Program, homes: Mapping[str, int]) -> Floats:

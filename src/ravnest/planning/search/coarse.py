@@ -65,8 +65,10 @@ def _restrict(costs: CutCosts, points: Ints) -> CoarseCosts:
         CutCosts(
             operator=costs.operator[points],
             compute_s=costs.compute_s[points],
+            forward_s=costs.forward_s[points],
             flops=costs.flops[points],
             forward_bytes=costs.forward_bytes[points],
+            entering_bytes=costs.entering_bytes[points],
             backward_bytes=costs.backward_bytes[points],
             weight_bytes=costs.weight_bytes[block],
             trainable_bytes=costs.trainable_bytes[block],

@@ -1,9 +1,10 @@
 """Where to cut the model for providers whose order is already decided.
 
 Stage k of an ordered cluster runs from cut point p to cut point q. Its seconds per batch are the
-larger of its compute and its link, a stage that exceeds its provider's memory costs infinity, and
-the pipeline is as fast as its slowest stage. So the best cut is a shortest path in which lengths
-combine by maximum, found exactly by a dynamic programme over cut points:
+larger of its compute and its link. A stage that exceeds its provider's memory computes its
+activations again in the backward, which costs another forward; if that does not fit either, it
+costs infinity. The pipeline is as fast as its slowest stage. So the best cut is a shortest path in
+which lengths combine by maximum, found exactly by a dynamic programme over cut points:
 
     least[k + 1][q] = min over p of max(least[k][p], seconds[k][p, q])
 
@@ -64,8 +65,30 @@ def most_stages(costs: CutCosts) -> int:
     return len(np.unique(trained)) - 1 if trained[-1] > 0 else costs.cut_points - 1
 
 
+def recomputes(
+    costs: CutCosts,
+    points: Sequence[int],
+    stage: int,
+    provider: ProviderSpec,
+    training: TrainingMemory,
+) -> bool:
+    """Whether this stage of a cut has to compute its activations again to fit. The last one never
+    does: its backward follows at once."""
+    stages = len(points) - 1
+    if stage == stages - 1:
+        return False
+    pair = points[stage], points[stage + 1]
+    return float(costs.memory_at(pair, stage, stages, training)) > provider.memory_bytes
+
+
 def memory_of(
-    costs: CutCosts, pairs: Any, distance: int, training: TrainingMemory, *, alone: bool = False
+    costs: CutCosts,
+    pairs: Any,
+    distance: int,
+    training: TrainingMemory,
+    *,
+    alone: bool = False,
+    recompute: bool = False,
 ) -> Floats:
     """Bytes that some stages need; `pairs` indexes the tables like any numpy index.
 
@@ -73,7 +96,15 @@ def memory_of(
     one divides its batches into more and smaller parts, and its last stages need less than this.
     """
     stages = 1 if alone else max(distance, 2)
-    return costs.memory_at(pairs, stages - distance, stages, training)
+    return costs.memory_at(pairs, stages - distance, stages, training, recompute=recompute)
+
+
+def least_memory_of(costs: CutCosts, pairs: Any, distance: int, training: TrainingMemory) -> Floats:
+    """The same, keeping or computing again, whichever needs less."""
+    kept = memory_of(costs, pairs, distance, training)
+    if distance == 1:
+        return kept
+    return np.minimum(kept, memory_of(costs, pairs, distance, training, recompute=True))
 
 
 class StageTables:
@@ -96,11 +127,15 @@ class StageTables:
         self.training = training
         self._rows, self._columns = rows, columns
         self._memory: dict[int, Floats] = {}
+        self._memory_again: dict[int, Floats] = {}
         self._most_memory: dict[int, float] = {}
         compute = costs.compute_s[columns] - costs.compute_s[rows][:, None]
         self.unit_s = (compute * REFERENCE_GFLOPS).astype(np.float32, order="F")
         """Seconds at 1 GFLOP/s; infinite where no stage may run."""
         self.unit_s[~_allowed(costs, rows, columns)] = np.inf
+        forward = costs.forward_s[columns] - costs.forward_s[rows][:, None]
+        self.again_s = (forward * REFERENCE_GFLOPS).astype(np.float32, order="F")
+        """What a second forward takes at 1 GFLOP/s."""
         self.link_bytes = _link_bytes(costs, rows, columns).astype(np.float32, order="F")
         """Bytes per step over the stage's link, in its busier direction."""
 
@@ -115,6 +150,19 @@ class StageTables:
             self._memory[distance] = memory
             self._most_memory[distance] = float(memory.max())
         return self._memory[distance]
+
+    def memory_again(self, distance: int) -> Floats:
+        """The same for stages that compute their activations again; not for the last one."""
+        if distance not in self._memory_again:
+            block = self._rows, self._columns
+            memory = memory_of(self.costs, block, distance, self.training, recompute=True)
+            self._memory_again[distance] = np.asfortranarray(memory)
+        return self._memory_again[distance]
+
+    def least_memory(self, distance: int) -> Floats:
+        """Bytes each stage needs at least."""
+        kept = self.memory(distance)
+        return kept if distance == 1 else np.minimum(kept, self.memory_again(distance))
 
     @property
     def _holds_everything(self) -> bool:
@@ -135,7 +183,14 @@ class StageTables:
         memory = self.memory(distance)
         if self._most_memory[distance] > provider.memory_bytes:
             too_large = memory[rows, columns] > provider.memory_bytes
-            np.putmask(seconds.T, too_large.T, np.inf)
+            if distance == 1:
+                np.putmask(seconds.T, too_large.T, np.inf)
+            elif too_large.any():
+                again = (self.unit_s[rows, columns] + self.again_s[rows, columns]) * slowness
+                np.maximum(again, link_s, out=again)
+                hopeless = self.memory_again(distance)[rows, columns] > provider.memory_bytes
+                np.putmask(again.T, hopeless.T, np.inf)
+                np.copyto(seconds, again, where=too_large)
         return seconds
 
     @cached_property
@@ -187,7 +242,7 @@ def best_cut(
     ]
     traffic = [tables.sent_bytes[layers[k], layers[k + 1]] for k in range(stages)]
     chosen = _choose(seconds, traffic, tolerance)
-    return None if chosen is None else _as_cut(costs, providers, layers, chosen)
+    return None if chosen is None else _as_cut(costs, providers, layers, chosen, training)
 
 
 def refine(
@@ -216,7 +271,7 @@ def refine(
     ]
     chosen = _choose(seconds, [block.sent_bytes for block in blocks], tolerance)
     assert chosen is not None, "the coarse cut itself is inside the windows"
-    return _as_cut(full, providers, layers, chosen)
+    return _as_cut(full, providers, layers, chosen, training)
 
 
 def _windows(known: Ints, points: Sequence[int], reach: int, width: int) -> list[slice]:
@@ -235,12 +290,15 @@ def _as_cut(
     providers: Sequence[ProviderSpec],
     layers: Sequence[slice],
     chosen: Sequence[int],
+    training: TrainingMemory,
 ) -> Cut:
     """Translate positions within layers to cut points, and price them in double precision."""
     points = tuple(layer.start + at for layer, at in zip(layers, chosen, strict=True))
     step_s = 0.0
-    for provider, p, q in zip(providers, points[:-1], points[1:], strict=True):
-        compute_s = costs.compute_seconds(p, q, max(provider.gflops, SLOWEST))
+    for k, provider in enumerate(providers):
+        p, q = points[k : k + 2]
+        again = recomputes(costs, points, k, provider, training)
+        compute_s = costs.compute_seconds(p, q, max(provider.gflops, SLOWEST), recompute=again)
         step_s = max(step_s, compute_s)
         if len(providers) > 1:
             link = max(costs.sent_bytes(p, q), costs.received_bytes(p, q))

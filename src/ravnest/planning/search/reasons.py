@@ -15,7 +15,7 @@ import numpy as np
 from ravnest.plan import ProviderSpec
 from ravnest.planning.costing.costs import CutCosts, Ints, TrainingMemory
 from ravnest.planning.figures import plain, quantity, rate, size, sizes_apart
-from ravnest.planning.search.partition import memory_of
+from ravnest.planning.search.partition import least_memory_of, memory_of
 from ravnest.planning.search.pricing import Order
 from ravnest.planning.search.solve import Problem
 from ravnest.planning.search.squeeze import Squeezed
@@ -34,7 +34,9 @@ def smallest_stage_bytes(costs: CutCosts, training: TrainingMemory) -> float:
     last = stops == costs.cut_points - 1
     # All stages but the last hold at least two micro-batches.
     needs = [
-        memory_of(costs, (starts[where], stops[where]), distance, training).min(initial=np.inf)
+        least_memory_of(costs, (starts[where], stops[where]), distance, training).min(
+            initial=np.inf
+        )
         for where, distance in ((last, 1), (~last, 2))
     ]
     return float(min(needs))

@@ -12,6 +12,8 @@ may underrate a candidate, never overrate one.
 Knows nothing about who is free to move: see `improve`.
 """
 
+from typing import Any
+
 import numpy as np
 
 from ravnest.planning.costing.costs import Floats
@@ -45,13 +47,14 @@ class Scanner:
         starts, stops = np.nonzero(np.isfinite(tables.unit_s))
         self._starts, self._stops = starts, stops
         self._unit_s = tables.unit_s[starts, stops]
+        self._again_s = tables.again_s[starts, stops]
         self._link = tables.link_bytes[starts, stops]
         self._usual_s = np.maximum(
             self._unit_s * np.median(self._slowness), self._link * np.median(self._per_byte)
         )
         self._ends: dict[int, Singles] = {}
-        self._needs: dict[int, Singles] = {}
-        self._work = np.empty((2, max(STAGES_TRIED, len(tables.unit_s)), len(kinds)), np.float32)
+        self._needs: dict[int, tuple[Singles, Singles | None]] = {}
+        self._work = np.empty((3, max(STAGES_TRIED, len(tables.unit_s)), len(kinds)), np.float32)
         self._kept: dict[tuple[Order, int], Singles] = {}
         self._keep = max(64, KEPT_BYTES // (4 * len(kinds)))
 
@@ -92,10 +95,14 @@ class Scanner:
         if len(tried) == 0:
             return np.full(len(self._room), np.inf, dtype=np.float32)
         if distance not in self._needs:
-            memory = self._tables.memory(distance)[self._starts, self._stops]
-            self._needs[distance] = self._rank(memory)
-        needs = self._needs[distance][tried]
-        steps = self._seconds(self._unit_s[tried], self._link[tried], needs)
+            self._needs[distance] = self._ranks((self._starts, self._stops), distance)
+        kept, again = self._needs[distance]
+        steps = self._seconds(
+            self._unit_s[tried],
+            self._link[tried],
+            kept[tried],
+            None if again is None else (self._again_s[tried], again[tried]),
+        )
         np.maximum(steps, given[tried][:, None], out=steps)
         fastest: Singles = steps.min(axis=0)
         return fastest
@@ -104,14 +111,37 @@ class Scanner:
         """How many of the pool's memory sizes are too small, in units of UNFIT."""
         return np.searchsorted(self._sizes, memory, side="left").astype(np.float32) * UNFIT
 
-    def _seconds(self, unit_s: Singles, link: Singles, needs: Singles) -> Singles:
-        """[stage, kind]: seconds per batch, UNFIT or more where the stage does not fit."""
+    def _ranks(self, where: Any, distance: int) -> tuple[Singles, Singles | None]:
+        """What stages need if they keep their activations, and if they compute them again; None
+        where nobody would gain from that."""
+        kept = self._rank(self._tables.memory(distance)[where])
+        if distance == 1 or not kept.max(initial=0) > 0:
+            return kept, None
+        return kept, self._rank(self._tables.memory_again(distance)[where])
+
+    def _seconds(
+        self,
+        unit_s: Singles,
+        link: Singles,
+        needs: Singles,
+        again: tuple[Singles, Singles] | None,
+    ) -> Singles:
+        """[stage, kind]: seconds per batch, UNFIT or more where the stage does not fit.
+
+        `again`: seconds of a second forward, and what is needed then.
+        """
         seconds: Singles = self._work[0, : len(unit_s)]
         other = self._work[1, : len(unit_s)]
         np.multiply(unit_s[:, None], self._slowness, out=seconds)
-        np.multiply(link[:, None], self._per_byte, out=other)
-        np.maximum(seconds, other, out=seconds)
         np.subtract(needs[:, None], self._room, out=other)
+        np.maximum(seconds, other, out=seconds)
+        if again is not None:
+            twice = self._work[2, : len(unit_s)]
+            np.multiply((unit_s + again[0])[:, None], self._slowness, out=twice)
+            np.subtract(again[1][:, None], self._room, out=other)
+            np.maximum(twice, other, out=twice)
+            np.minimum(seconds, twice, out=seconds)
+        np.multiply(link[:, None], self._per_byte, out=other)
         np.maximum(seconds, other, out=seconds)
         return seconds
 
@@ -119,8 +149,13 @@ class Scanner:
         """[q, kind]: seconds of the first of `stages` stages if it stops at q."""
         if stages not in self._ends:
             tables = self._tables
-            needs = self._rank(tables.memory(stages)[0])
-            seconds = self._seconds(tables.unit_s[0], tables.link_bytes[0], needs)
+            kept, again = self._ranks(0, stages)
+            seconds = self._seconds(
+                tables.unit_s[0],
+                tables.link_bytes[0],
+                kept,
+                None if again is None else (tables.again_s[0], again),
+            )
             self._ends[stages] = seconds.copy()
         return self._ends[stages]
 
@@ -128,7 +163,7 @@ class Scanner:
         """[p, kind]: seconds of the last stage if it starts at p."""
         if 0 not in self._ends:
             tables = self._tables
-            needs = self._rank(tables.memory(1)[:, -1])
-            seconds = self._seconds(tables.unit_s[:, -1], tables.link_bytes[:, -1], needs)
+            needs, _ = self._ranks((slice(None), -1), 1)
+            seconds = self._seconds(tables.unit_s[:, -1], tables.link_bytes[:, -1], needs, None)
             self._ends[0] = seconds.copy()
         return self._ends[0]

@@ -86,7 +86,7 @@ def overload(tables: StageTables, prices: Prices, order: Order) -> Squeezed:
     needs: list[Floats] = []
     choices: list[Ints] = []
     for stage, kind in enumerate(order):
-        need = np.where(forbidden, np.inf, tables.memory(stages - stage))
+        need = np.where(forbidden, np.inf, tables.least_memory(stages - stage))
         load = np.maximum(reached[:, None], need / max(prices.kinds[kind].memory_bytes, 1))
         needs.append(need)
         choices.append(load.argmin(axis=0))

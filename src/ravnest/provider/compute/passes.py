@@ -153,6 +153,7 @@ class StagePasses:
         if item.outputs is None and item.roots is None:
             item.outputs = self._again(item)
         roots = self._roots(item) if item.roots is None else item.roots
+        item.outputs = item.roots = None
         edges, seeds = [], []
         if item.loss is not None and item.loss.requires_grad:
             edges.append(item.loss)
@@ -164,7 +165,6 @@ class StagePasses:
         if edges:
             with self.versions.collect_gradients(item.version):
                 torch.autograd.backward(edges, seeds)
-        item.outputs = item.roots = None
         found: Values = {}
         for number, value in item.inputs.items():
             if isinstance(value, torch.Tensor) and value.grad is not None:

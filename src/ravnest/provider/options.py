@@ -1,0 +1,71 @@
+"""What a user may say about a provider, checked and completed from the plan."""
+
+import copy
+from collections.abc import Collection
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+import torch
+from torch.utils.data import DataLoader
+
+from ravnest.errors import NodeError
+from ravnest.provider.compute.passes import Precision
+from ravnest.provider.document import NodeDocument
+
+Choice = TypeVar("Choice")
+_PRECISIONS = {None: None, "bf16": torch.bfloat16, "fp16": torch.float16}
+_FP16_SCALE = 4096.0
+
+
+def positive(name: str, value: Any) -> int:
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        raise NodeError(f"{name} is {value!r}; expected a whole number from 1")
+    return value
+
+
+def at_least_two(name: str, value: Any) -> int:
+    if positive(name, value) == 1:
+        raise NodeError(f"{name} is 1; a pipeline needs at least 2")
+    return int(value)
+
+
+def one_of(name: str, value: Choice, known: Collection[Choice]) -> Choice:
+    if value not in known:
+        choices = ", ".join(repr(choice) for choice in known)
+        raise NodeError(f"{name} is {value!r}; expected one of {choices}")
+    return value
+
+
+def precision_named(name: str | None, loss_scale: float | None) -> Precision:
+    if loss_scale is not None and not loss_scale > 0:
+        raise NodeError(f"loss_scale is {loss_scale!r}; expected a number above 0")
+    autocast = _PRECISIONS[one_of("precision", name, _PRECISIONS)]
+    usual = _FP16_SCALE if name == "fp16" else 1.0
+    return Precision(autocast, usual if loss_scale is None else float(loss_scale))
+
+
+def micro_batches_of(document: NodeDocument, wanted: int | Literal["auto"]) -> int:
+    if wanted == "auto":
+        return document.micro_batches
+    return positive("micro_batches", wanted)
+
+
+def most_in_flight(document: NodeDocument, wanted: int | None, micro_batches: int) -> int | None:
+    """What the user says, else what memory has room for."""
+    if wanted is not None:
+        return positive("max_in_flight", wanted)
+    fits = document.most_in_flight
+    return None if fits is None else max(1, fits * micro_batches // document.micro_batches)
+
+
+def file_of_cluster(name: str, cluster: int) -> Path:
+    """Every cluster has a Leaf, and they may share a folder."""
+    path = Path(name)
+    return path if cluster == 0 else path.with_stem(f"{path.stem}_cluster_{cluster}")
+
+
+def own_loader(loader: Any) -> Any:
+    """A second reading of the same data, whose generator is not drawn from twice."""
+    if not isinstance(loader, DataLoader):
+        return loader
+    return copy.deepcopy(loader, {id(loader.dataset): loader.dataset})
