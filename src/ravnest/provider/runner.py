@@ -256,7 +256,7 @@ class StageRunner:
             assert item.outputs is not None
             work.served_s = self._clock() - started
             self._send_on(work, {**item.inputs, **item.outputs}, self._graph.train.sends)
-            self._passes.forget_outputs(item)
+            self._passes.forget_values(item)
             work.sent_at = self._clock()
         self._observer.forwarded(of)
 

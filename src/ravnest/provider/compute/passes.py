@@ -7,7 +7,7 @@ the inputs if the plan says that this stage computes its activations again.
 
 import contextlib
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -15,9 +15,11 @@ from torch.autograd.graph import get_gradient_edge
 
 from ravnest.provider.compute.versions import WeightVersions
 from ravnest.stage import structure
+from ravnest.stage.graph import Mode
 from ravnest.stage.module import StageModule
 
 Values = dict[int, Any]
+_MODES: tuple[Mode, ...] = ("train", "eval")
 
 
 @dataclass(slots=True)
@@ -26,10 +28,13 @@ class Pass:
 
     version: int
     inputs: Values
+    """By number. Values that neither autograd nor the next stage needs any more are None."""
     outputs: Values | None
     """None once they are on their way."""
     roots: "dict[int, Root] | None" = None
     """Where their gradients will enter; None if the outputs are to be computed again."""
+    input_gradients: Values = field(default_factory=dict)
+    """Filled by the backward."""
     loss: torch.Tensor | None = None
     random_state: torch.Tensor | None = None
 
@@ -46,6 +51,27 @@ class Root:
     def of(cls, value: torch.Tensor) -> "Root":
         edge = get_gradient_edge(value) if _EDGES_SUFFICE else value
         return cls(edge, value.device, value.dtype)
+
+
+class _Entrance(torch.autograd.Function):
+    """Where an input enters autograd's graph, and its gradient leaves it.
+
+    A leaf that requires a gradient would keep its memory until then. Behind this the input is kept
+    only if some operator's backward needs it.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, gate: torch.Tensor, value: torch.Tensor, number: int, found: Values
+    ) -> torch.Tensor:
+        ctx.number, ctx.found = number, found
+        ctx.mark_dirty(value)  # the same tensor, not a view of it, which could not be written to
+        return value
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[None, None, None, None]:
+        (ctx.found[ctx.number],) = gradients
+        return None, None, None, None
 
 
 def _backward_takes_edges() -> bool:
@@ -111,36 +137,36 @@ class StagePasses:
         self._precision = precision or Precision()
         graph = stage.graph
         self._wires = {
-            mode: graph.inputs if graph.is_first else graph.mode(mode).receives
-            for mode in ("train", "eval")
+            mode: graph.inputs if graph.is_first else graph.mode(mode).receives for mode in _MODES
         }
+        self._gate = torch.zeros((), requires_grad=True)
 
     # ---- training ----
 
     def forward(self, values: Mapping[int, Any], version: int) -> Pass:
         """With gradients, in train mode; the outputs are in the pass."""
         self.stage.train()
-        inputs = {
-            wire.value: self._enter(values[wire.value], grad=wire.grad)
-            for wire in self._wires["train"]
-        }
-        if not self.recompute:
-            return Pass(version, inputs, self._run(inputs))
-        state = torch.get_rng_state()
-        with torch.no_grad():
-            outputs = self._run(inputs)
-        return Pass(version, inputs, outputs, random_state=state)
+        item = Pass(version, self._moved(values, "train"), None)
+        if self.recompute:
+            item.random_state = torch.get_rng_state()
+            with torch.no_grad():
+                item.outputs = self._run(item.inputs)
+        else:
+            item.outputs = self._run(self._entered(item))
+        return item
 
-    def forget_outputs(self, item: Pass) -> None:
-        """Once they are on their way nobody needs their values here, unless autograd does."""
+    def forget_values(self, item: Pass) -> None:
+        """Once the outputs are on their way nobody needs them here, unless autograd does."""
         if not self.recompute:
             item.roots = self._roots(item)
+            item.inputs = dict.fromkeys(item.inputs)
         item.outputs = None
 
     def with_loss(self, item: Pass, loss: Callable[[Any], torch.Tensor]) -> None:
         """On the last stage: the model's output, and the loss of it."""
         with self._precision.scope(self.stage.device):
             item.loss = loss(self.result(item))
+        self.forget_values(item)
 
     def result(self, item: Pass) -> Any:
         assert item.outputs is not None
@@ -165,11 +191,7 @@ class StagePasses:
         if edges:
             with self.versions.collect_gradients(item.version):
                 torch.autograd.backward(edges, seeds)
-        found: Values = {}
-        for number, value in item.inputs.items():
-            if isinstance(value, torch.Tensor) and value.grad is not None:
-                found[number] = value.grad
-        return found
+        return item.input_gradients
 
     def _roots(self, item: Pass) -> dict[int, Root]:
         """Values that were made here and can be differentiated; others are only handed on."""
@@ -190,7 +212,7 @@ class StagePasses:
             torch.random.fork_rng(devices=[]),
         ):
             torch.set_rng_state(item.random_state)
-            return self._run(item.inputs)
+            return self._run(self._entered(item))
 
     # ---- evaluation ----
 
@@ -204,10 +226,7 @@ class StagePasses:
         """Without gradients, in eval mode, with the newest weights; on the last stage also the
         model's output."""
         with self._evaluating():
-            inputs = {
-                wire.value: self._enter(values[wire.value], grad=False)
-                for wire in self._wires["eval"]
-            }
+            inputs = self._moved(values, "eval")
             outputs = self._run(inputs)
             graph = self.stage.graph
             if not graph.is_last:
@@ -215,11 +234,24 @@ class StagePasses:
             known = {**inputs, **outputs}
             return outputs, structure.rebuild(graph.eval.result, known.__getitem__)
 
-    def _enter(self, value: Any, *, grad: bool) -> Any:
+    def _moved(self, values: Mapping[int, Any], mode: Mode) -> Values:
+        """What the stage is given, on its device."""
+        return {wire.value: self._here(values[wire.value]) for wire in self._wires[mode]}
+
+    def _here(self, value: Any) -> Any:
         if not isinstance(value, torch.Tensor):
             return value
-        moved = value.to(self.stage.device, non_blocking=True).detach()
-        return moved.requires_grad_(grad) if grad else moved
+        return value.to(self.stage.device, non_blocking=True).detach()
+
+    def _entered(self, item: Pass) -> Values:
+        """The inputs as autograd's graph begins with them."""
+        for wire in self._wires["train"]:
+            value = item.inputs[wire.value]
+            if wire.grad and isinstance(value, torch.Tensor):
+                item.inputs[wire.value] = _Entrance.apply(  # type: ignore[no-untyped-call]
+                    self._gate, value, wire.value, item.input_gradients
+                )
+        return item.inputs
 
     def _run(self, inputs: Values) -> Values:
         with self._precision.scope(self.stage.device):
