@@ -11,6 +11,7 @@ from ravnest.provider.compute.passes import Precision, StagePasses
 from ravnest.provider.compute.updating import Updater, UpdateSettings
 from ravnest.provider.compute.versions import WeightVersions
 from ravnest.provider.leaf import Leaf, LeafSettings
+from ravnest.provider.norms import GradientNorms
 from ravnest.provider.runner import Observer, StageRunner
 from ravnest.provider.schedule.pipeline import Rules, StageSchedule
 from ravnest.provider.schedule.window import InFlightWindow, WindowLimits
@@ -56,6 +57,7 @@ def build_runner(
     versions = WeightVersions(stage)
     owned = [named[spec.name] for spec in graph.tensors if spec.owner and spec.name in named]
     clips = settings.update.clip_norm is not None
+    waits = clips and settings.schedule == "sync" and not graph.is_first
     return StageRunner(
         passes=StagePasses(
             stage, versions, precision=settings.precision, recompute=settings.recompute
@@ -66,7 +68,7 @@ def build_runner(
                 is_last=graph.is_last,
                 schedule=settings.schedule,
                 max_versions=settings.max_versions,
-                waits_for_permission=clips and settings.schedule == "sync" and not graph.is_first,
+                waits_for_permission=waits,
             ),
             limit=limits.least,
         ),
@@ -75,7 +77,7 @@ def build_runner(
         observer=observer,
         leaf=Leaf(settings.leaf) if graph.is_last else None,
         save=_saving(package, stage),
-        clips=clips,
+        norms=GradientNorms(is_first=graph.is_first, waits=waits) if clips else None,
         clock=clock,
     )
 

@@ -6,7 +6,7 @@ a time. Messages to the neighbours are handed to the links, which send them whil
 
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import msgspec
@@ -16,6 +16,8 @@ from ravnest.errors import WireError
 from ravnest.provider.compute.passes import Pass, StagePasses
 from ravnest.provider.compute.updating import Updater
 from ravnest.provider.leaf import Leaf
+from ravnest.provider.meter import Meter
+from ravnest.provider.norms import GradientNorms
 from ravnest.provider.routing import (
     Onward,
     gradients_for_previous,
@@ -66,22 +68,6 @@ class _Work:
     loss: float | None = None
 
 
-@dataclass
-class Meter:
-    """Where the compute thread's time goes."""
-
-    busy_s: float = 0.0
-    forwards: int = 0
-    backwards: int = 0
-    updates: int = 0
-    staleness: int = 0
-    """Sum over backwards of the updates that their weights lacked."""
-    worst_staleness: int = 0
-    batches: float = 0.0
-    """Applied by updates; more than there were updates if some took several along."""
-    started: float = field(default_factory=time.monotonic)
-
-
 class StageRunner:
     """One stage at work."""
 
@@ -96,10 +82,10 @@ class StageRunner:
         observer: Observer,
         leaf: Leaf | None,
         save: Callable[[], None],
-        clips: bool,
+        norms: GradientNorms | None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.meter = Meter()
+        self.meter = Meter(clock())
         self.schedule = schedule
         self.window = window
         self.next: Outlet | None = None
@@ -110,15 +96,10 @@ class StageRunner:
         self._observer = observer
         self._leaf = leaf
         self._save = save
-        self._clips = clips
+        self._norms = norms
         self._clock = clock
         self._graph = passes.stage.graph
         self._work: dict[plan.Key, _Work] = {}
-        self._norm_of_others = 0.0
-        self._own_norms: dict[int, float] = {}
-        self._later_norm = 0.0
-        self._totals: dict[int, float] = {}
-        self._accounted = (0.0, 0, 0, clock())
 
     # ---- events ----
 
@@ -207,11 +188,8 @@ class StageRunner:
             raise WireError("a tied gradient reached the first stage, which does not own it")
 
     def _total_norm_arrived(self, message: messages.TotalNorm) -> None:
-        if self.schedule.rules.waits_for_permission:
-            self._totals[message.update] = message.squared_norm
-        own = self._own_norms.pop(message.update, None)
-        if own is not None:
-            self._norm_of_others = max(0.0, message.squared_norm - own)
+        if self._norms is not None:
+            self._norms.told(message.update, message.squared_norm)
         self.schedule.handle(plan.UpdateAllowed(message.update))
 
     def set_lr_scheduler(self, factory: Callable[..., Any], params: Mapping[str, Any]) -> None:
@@ -278,10 +256,7 @@ class StageRunner:
         self.window.served(work.served_s + self._clock() - started)
         if instruction.frees_version:
             self._passes.versions.release(instruction.version)
-        meter = self.meter
-        meter.backwards += 1
-        meter.staleness += instruction.staleness
-        meter.worst_staleness = max(meter.worst_staleness, instruction.staleness)
+        self.meter.came_back(instruction.staleness)
         if self._leaf is not None:
             assert item.loss is not None
             work.loss = self._leaf.finished_part(item.loss, of)
@@ -296,8 +271,8 @@ class StageRunner:
             for message, tensors in self._tied.gradients_to_send():
                 assert self.previous is not None
                 self.previous.send(Parcel(message, tensors))
-            self._later_norm = work.later_norm
-            if self._clips:
+            if self._norms is not None:
+                self._norms.came_back(work.later_norm)
                 norm = work.later_norm + self._updater.squared_norm(batches=1)
         if self.previous is None:
             return
@@ -318,7 +293,7 @@ class StageRunner:
             instruction.version,
             batches=instruction.batches,
             in_place=instruction.in_place,
-            total_squared_norm=self._total_norm(instruction) if self._clips else None,
+            total_squared_norm=self._total_norm(instruction),
         )
         self.meter.updates += 1
         self.meter.batches += instruction.batches
@@ -331,25 +306,15 @@ class StageRunner:
             self.next.send(Parcel(*news))
         self._observer.updated(instruction.update)
 
-    def _total_norm(self, instruction: plan.Update) -> float:
-        """Squared norm of the whole model's gradient, as it is applied.
-
-        The first stage knows it and tells the others. In a synchronous schedule they have waited
-        for it; otherwise they use their own share and what the others' was last time.
-        """
+    def _total_norm(self, instruction: plan.Update) -> float | None:
+        if self._norms is None:
+            return None
         own = self._updater.squared_norm(instruction.batches)
-        if self.previous is None:
-            total = own + self._later_norm / instruction.batches**2
-            if self.next is not None:
-                self.next.send(
-                    Parcel(messages.TotalNorm(update=instruction.update, squared_norm=total))
-                )
-            return total
-        known = self._totals.pop(instruction.update, None)
-        if known is not None:
-            return known
-        self._own_norms[instruction.update] = own
-        return own + self._norm_of_others
+        total = self._norms.total(instruction.update, own, instruction.batches)
+        if self.previous is None and self.next is not None:
+            told = messages.TotalNorm(update=instruction.update, squared_norm=total)
+            self.next.send(Parcel(told))
+        return total
 
     def _evaluate(self, instruction: plan.Evaluate) -> None:
         work = self._work.pop(instruction.key)
@@ -369,18 +334,6 @@ class StageRunner:
         parcel = Parcel(answer, tuple(leaves))
         if not self._hand_back(parcel):
             self._observer.result(answer, parcel.tensors)
-
-    def _account(self) -> dict[str, float]:
-        """How this stage spent the epoch."""
-        now, meter = self._clock(), self.meter
-        busy_before, backwards_before, staleness_before, then = self._accounted
-        self._accounted = (meter.busy_s, meter.backwards, meter.staleness, now)
-        stage = self._graph.stage
-        passes = max(meter.backwards - backwards_before, 1)
-        return {
-            f"busy/{stage}": (meter.busy_s - busy_before) / max(now - then, 1e-9),
-            f"staleness/{stage}": (meter.staleness - staleness_before) / passes,
-        }
 
     def _obey(self, command: plan.CommandReady) -> None:
         self.window.paused()
@@ -407,7 +360,7 @@ class StageRunner:
     def _reply(self, reply: messages.Reply) -> None:
         """Everybody behind this stage has done what was ordered."""
         if reply.order == "epoch":
-            metrics = {**self._account(), **reply.metrics}
+            metrics = {**self.meter.epoch(self._graph.stage, self._clock()), **reply.metrics}
             reply = msgspec.structs.replace(reply, metrics=metrics)
         self._hand_back(Parcel(reply))
         self._observer.replied(reply)

@@ -1,0 +1,38 @@
+"""Where the compute thread's time goes, and how old the weights are that it computes with."""
+
+from dataclasses import dataclass
+
+
+@dataclass
+class Meter:
+    """Counted since the stage began to work."""
+
+    began: float
+    busy_s: float = 0.0
+    forwards: int = 0
+    backwards: int = 0
+    updates: int = 0
+    staleness: int = 0
+    """Sum over backwards of the updates that their weights lacked."""
+    worst_staleness: int = 0
+    batches: float = 0.0
+    """Applied by updates; more than there were updates if some took several along."""
+
+    def __post_init__(self) -> None:
+        self._told = (0.0, 0, 0, self.began)
+
+    def came_back(self, staleness: int) -> None:
+        """A backward has been computed."""
+        self.backwards += 1
+        self.staleness += staleness
+        self.worst_staleness = max(self.worst_staleness, staleness)
+
+    def epoch(self, stage: int, now: float) -> dict[str, float]:
+        """How the stage spent the time since the last epoch ended."""
+        busy_s, backwards, staleness, then = self._told
+        self._told = (self.busy_s, self.backwards, self.staleness, now)
+        passes = max(self.backwards - backwards, 1)
+        return {
+            f"busy/{stage}": (self.busy_s - busy_s) / max(now - then, 1e-9),
+            f"staleness/{stage}": (self.staleness - staleness) / passes,
+        }
