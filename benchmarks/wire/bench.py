@@ -22,8 +22,9 @@ import torch.distributed as dist
 from ravnest.wire.encoding import Parcel
 from ravnest.wire.endpoint import Endpoint
 from ravnest.wire.grpc_network import GrpcNetwork
-from ravnest.wire.link import Arrived, Peer, Up
+from ravnest.wire.link import Arrived, Up
 from ravnest.wire.messages import Command
+from ravnest.wire.peers import Peer
 
 LARGE, SMALL = 64 << 20, 4 << 10
 COUNT, TRIPS = 12, 300

@@ -47,7 +47,7 @@ from ravnest.stage import structure
 from ravnest.stage.package import load_package
 from ravnest.wire import messages
 from ravnest.wire.grpc_network import GrpcNetwork
-from ravnest.wire.link import Patience
+from ravnest.wire.peers import Patience
 from ravnest.wire.security import TlsFiles
 
 logger = logging.getLogger("ravnest")

@@ -12,7 +12,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 import jobs
 
 from ravnest import Node, Trainer, set_seed
-from ravnest.wire.link import Patience
+from ravnest.wire.peers import Patience
 
 job = json.loads(sys.argv[1])
 set_seed(3)

@@ -19,8 +19,8 @@ from ravnest.stage.local import bind_inputs
 from ravnest.stage.package import load_package, write_package
 from ravnest.wire import messages
 from ravnest.wire.endpoint import NetworkThread
-from ravnest.wire.link import Patience, Peer
 from ravnest.wire.memory import MemoryHub, MemoryNetwork
+from ravnest.wire.peers import Patience, Peer
 
 QUICK = Patience(connect_s=10, resume_s=1.0, nobody_s=0.3, retry_s=0.02, report_s=5)
 _ports = itertools.count(1)

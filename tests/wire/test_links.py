@@ -13,9 +13,10 @@ from ravnest.wire.encoding import Parcel
 from ravnest.wire.endpoint import Endpoint
 from ravnest.wire.framing import Ack, Limits, ack_chunk, chunks
 from ravnest.wire.grpc_network import GrpcNetwork
-from ravnest.wire.link import Arrived, Lost, Patience, Peer, Up
+from ravnest.wire.link import Arrived, Lost, Up
 from ravnest.wire.memory import MemoryHub, MemoryNetwork
 from ravnest.wire.messages import Command
+from ravnest.wire.peers import Patience, Peer
 from ravnest.wire.session import Window
 from ravnest.wire.streams import ListenError, StreamError
 

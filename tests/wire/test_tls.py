@@ -11,7 +11,8 @@ from test_links import Party, numbered
 
 from ravnest.errors import NodeError
 from ravnest.wire.grpc_network import GrpcNetwork
-from ravnest.wire.link import Lost, Patience, Up
+from ravnest.wire.link import Lost, Up
+from ravnest.wire.peers import Patience
 from ravnest.wire.security import TlsFiles
 
 BRIEF = Patience(connect_s=1.5, hello_s=1, retry_s=0.05, report_s=1)

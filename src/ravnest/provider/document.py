@@ -4,7 +4,7 @@ import msgspec
 
 from ravnest.errors import NodeError
 from ravnest.rundir import RunDir
-from ravnest.wire.link import Peer
+from ravnest.wire.peers import Peer
 
 
 class NodeDocument(msgspec.Struct, frozen=True):

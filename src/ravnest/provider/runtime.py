@@ -24,7 +24,8 @@ from ravnest.provider.runner import StageRunner
 from ravnest.wire import messages
 from ravnest.wire.encoding import Parcel
 from ravnest.wire.endpoint import Endpoint, NetworkThread
-from ravnest.wire.link import Arrived, Link, Lost, Patience, Peer, Up
+from ravnest.wire.link import Arrived, Link, Lost, Up
+from ravnest.wire.peers import Patience, Peer
 from ravnest.wire.streams import Network
 
 logger = logging.getLogger("ravnest")

@@ -15,8 +15,10 @@ from typing import Any, TypeVar
 from ravnest.errors import RunError, WireError
 from ravnest.wire.encoding import Parcel, encode
 from ravnest.wire.framing import Ack, Limits, chunks
-from ravnest.wire.link import Identity, Link, LinkEvent, Patience, Peer, read_greeting
+from ravnest.wire.greeting import read_greeting
+from ravnest.wire.link import Link, LinkEvent
 from ravnest.wire.messages import Hello, Refused
+from ravnest.wire.peers import Identity, Patience, Peer
 from ravnest.wire.session import Window
 from ravnest.wire.streams import ChunkStream, Network, StreamError
 

@@ -19,51 +19,17 @@ from dataclasses import dataclass
 from enum import Enum
 
 from ravnest.errors import PeerError, WireError
+from ravnest.wire.deadline import Deadline
 from ravnest.wire.encoding import Parcel, decode, encode
 from ravnest.wire.framing import Assembler, Frame, Limits, ack_chunk, chunks
+from ravnest.wire.greeting import read_greeting
 from ravnest.wire.messages import PROTOCOL, Hello, Refused
+from ravnest.wire.peers import Identity, Patience, Peer
 from ravnest.wire.session import Session, Window
 from ravnest.wire.streams import ChunkStream, Network, StreamError
 
 logger = logging.getLogger("ravnest.wire")
 _GOODBYE_S = 1.0
-
-
-@dataclass(frozen=True, slots=True)
-class Patience:
-    """How long to wait for a neighbour."""
-
-    connect_s: float = 120.0
-    """For its first sign of life."""
-    resume_s: float = 10.0
-    """For a broken stream to come back."""
-    nobody_s: float = 3.0
-    """The same, while the neighbour's machine says that nothing listens there any more."""
-    hello_s: float = 10.0
-    retry_s: float = 0.1
-    """Before the first try after a failed one; doubles up to a second."""
-    ack_s: float = 0.02
-    """How long an acknowledgement may wait for a frame to ride on."""
-    report_s: float = 5.0
-    """Between log lines that say for whom we wait."""
-
-
-@dataclass(frozen=True, slots=True)
-class Identity:
-    """What this process says of itself at the beginning of a stream."""
-
-    run: str
-    node: str
-    session: str
-
-
-@dataclass(frozen=True, slots=True)
-class Peer:
-    node: str
-    address: str
-
-    def __str__(self) -> str:
-        return f"{self.node} ({self.address})"
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,8 +110,11 @@ class Link:
         self._stream: ChunkStream | None = None
         self._runner: asyncio.Task[None] | None = None
         self._tasks: list[asyncio.Future[None]] = []
-        self._doom: asyncio.TimerHandle | None = None
-        self._doomed_at = 0.0
+        self._deadline = Deadline(
+            peer,
+            self._patience.report_s,
+            lambda reason: self._give_up(PeerError(f"{peer} is gone: {reason}")),
+        )
         self._closing = False
         self._flushed = False
 
@@ -186,12 +155,12 @@ class Link:
 
     def dial(self, network: Network) -> None:
         """Be the side that opens streams."""
-        self._expect(self._patience.connect_s, "it was never reached")
+        self._deadline.set(self._patience.connect_s, "it was never reached")
         self._runner = asyncio.ensure_future(self._dial_again_and_again(network))
 
     def await_dial(self) -> None:
         """Be the side that is dialled; streams come through `adopt`."""
-        self._expect(self._patience.connect_s, "it never called")
+        self._deadline.set(self._patience.connect_s, "it never called")
 
     async def adopt(self, stream: ChunkStream, hello: Hello) -> None:
         """Serve a stream that the peer has opened, until it breaks."""
@@ -221,7 +190,7 @@ class Link:
                 stream = await network.dial(self.peer.address)
             except StreamError as broken:
                 if broken.nobody_there and self._state is _State.BROKEN:
-                    self._expect_sooner(self._patience.nobody_s, str(broken))
+                    self._deadline.sooner(self._patience.nobody_s, str(broken))
                 await asyncio.sleep(pause)
                 pause = min(2 * pause, 1.0)
                 continue
@@ -264,7 +233,7 @@ class Link:
         self._session.resume(hello.received)
         self._check_all_arrived()
         self._state = _State.UP
-        self._cancel_doom()
+        self._deadline.cancel()
         if first:
             self._on_event(Up(self))
         reader, writer = (asyncio.ensure_future(half(stream)) for half in (self._read, self._write))
@@ -361,39 +330,12 @@ class Link:
             self._state = _State.BROKEN
             self.traffic.breaks += 1
             logger.info("the connection to %s broke (%s)", self.peer, reason)
-            self._expect(self._patience.resume_s, reason)
+            self._deadline.set(self._patience.resume_s, reason)
 
     def _stop_tasks(self) -> None:
         for task in self._tasks:
             task.cancel()
         self._tasks = []
-
-    def _expect(self, seconds: float, reason: str) -> None:
-        """Give the link up unless it is up before then."""
-        self._cancel_doom()
-        started = self._loop.time()
-
-        def check() -> None:
-            waited = self._loop.time() - started
-            if waited >= seconds:
-                self._give_up(PeerError(f"{self.peer} is gone: {reason} (waited {waited:.0f} s)"))
-                return
-            logger.info("waiting for %s: %.0f of %.0f s", self.peer, waited, seconds)
-            self._doom = self._loop.call_later(
-                min(self._patience.report_s, seconds - waited), check
-            )
-
-        self._doom = self._loop.call_later(min(self._patience.report_s, seconds), check)
-        self._doomed_at = started + seconds
-
-    def _expect_sooner(self, seconds: float, reason: str) -> None:
-        if self._loop.time() + seconds < self._doomed_at:
-            self._expect(seconds, reason)
-
-    def _cancel_doom(self) -> None:
-        if self._doom is not None:
-            self._doom.cancel()
-            self._doom = None
 
     def _give_up(self, error: PeerError) -> None:
         if self._state is _State.CLOSED:
@@ -403,7 +345,7 @@ class Link:
 
     def _end(self) -> None:
         self._state = _State.CLOSED
-        self._cancel_doom()
+        self._deadline.cancel()
         if self._ack_timer is not None:
             self._ack_timer.cancel()
             self._ack_timer = None
@@ -430,23 +372,3 @@ class Link:
             with contextlib.suppress(asyncio.CancelledError):
                 await self._runner
         return arrived
-
-
-async def read_greeting(stream: ChunkStream, within_s: float) -> Hello | Refused:
-    """The first frame of a stream, which must be small and a greeting."""
-    assembler = Assembler(Limits(header_bytes=1 << 16, body_bytes=0))
-    try:
-        chunk = await asyncio.wait_for(stream.read(), within_s)
-    except TimeoutError:
-        raise StreamError(f"no greeting within {within_s:g} s") from None
-    if chunk is None:
-        raise StreamError("the other side closed the connection")
-    _, frame = assembler.feed(chunk)
-    if frame is None:
-        raise WireError("a stream begins with an acknowledgement")
-    message = decode(frame).message
-    if not isinstance(message, Hello | Refused):
-        raise WireError("a stream begins with something else than a greeting")
-    if isinstance(message, Hello) and message.protocol != PROTOCOL:
-        raise WireError(f"it speaks protocol {message.protocol}, this provider {PROTOCOL}")
-    return message
