@@ -48,9 +48,9 @@ class Inbox:
     def put(self, item: Item) -> None:
         self._items.put(item)
 
-    def take(self, *, wait: bool) -> Item | None:
-        """The next item; without `wait`, None if there is none."""
+    def take(self, within_s: float = 0.0) -> Item | None:
+        """The next item; None if there is none within that time."""
         try:
-            return self._items.get(block=wait)
+            return self._items.get(block=within_s > 0, timeout=within_s)
         except queue.Empty:
             return None

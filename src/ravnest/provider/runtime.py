@@ -21,14 +21,18 @@ import torch
 from ravnest.errors import PeerError, RavnestError, RunError
 from ravnest.provider.inbox import Asked, Inbox, Ordered, Stop, Submitted
 from ravnest.provider.runner import StageRunner
+from ravnest.provider.stall import StallWatch
 from ravnest.wire import messages
 from ravnest.wire.encoding import Parcel
 from ravnest.wire.endpoint import Endpoint, NetworkThread
-from ravnest.wire.link import Arrived, Link, Lost, Up
+from ravnest.wire.link import Arrived, Link, LinkEvent, Lost, Up
 from ravnest.wire.peers import Patience, Peer
 from ravnest.wire.streams import Network
 
 logger = logging.getLogger("ravnest")
+_STALL_REPORT_S = 60.0
+_LAST_STEP_S = 10.0
+"""How long the compute thread may take to end: what it is computing is not interrupted."""
 
 
 @dataclass(frozen=True)
@@ -98,6 +102,12 @@ class ProviderRuntime:
         self._ended = threading.Event()
         self.runner: StageRunner | None = None
         self.last_heard = time.monotonic()
+        self.unheard_s = _LAST_STEP_S
+        """How long the compute thread may take to hear that the run has failed."""
+        self.watch_for_stalls(_STALL_REPORT_S, self._patience.stall_s)
+
+    def watch_for_stalls(self, report_s: float, give_up_s: float) -> None:
+        self._stall = StallWatch(report_s, give_up_s, time.monotonic())
 
     # ---- start and end ----
 
@@ -117,7 +127,7 @@ class ProviderRuntime:
             self._make_network(),
             run=place.run,
             node=place.node,
-            on_event=self._inbox.put,
+            on_event=self._happened,
             patience=self._patience,
         )
         await self._endpoint.listen(place.listen)
@@ -136,7 +146,7 @@ class ProviderRuntime:
         self._ended.set()
         if self._compute.is_alive() and threading.current_thread() is not self._compute:
             self._inbox.put(Stop())
-            self._compute.join()
+            self._compute.join(self.unheard_s if self.failure else None)
         if self._endpoint is not None:
             flush = 0.5 if self.failure else flush_s
             self._network_thread.call(self._endpoint.close(flush), within_s=flush + 10)
@@ -151,16 +161,19 @@ class ProviderRuntime:
         try:
             while True:
                 # What has arrived may be more urgent than what there is to do: look first.
-                while (item := self._inbox.take(wait=False)) is not None:
+                while (item := self._inbox.take()) is not None:
                     if isinstance(item, Stop):
                         return
                     self._handle(item, runner)
-                if not runner.work():
-                    item = self._inbox.take(wait=True)
-                    if isinstance(item, Stop):
-                        return
-                    if item is not None:
-                        self._handle(item, runner)
+                if runner.work():
+                    continue
+                item = self._inbox.take(self._stall.look_again_s(time.monotonic()))
+                if isinstance(item, Stop):
+                    return
+                if item is not None:
+                    self._handle(item, runner)
+                elif news := self._stall.look(time.monotonic(), self._awaited(runner)):
+                    logger.warning("%s: %s", self.place.node, news)
         except RavnestError as error:
             self._fail(error)
         except BaseException as error:
@@ -169,8 +182,23 @@ class ProviderRuntime:
             wrapped.__cause__ = error
             self._fail(wrapped)
 
+    def _awaited(self, runner: StageRunner) -> str | None:
+        """What this provider cannot go on without."""
+        if count := runner.schedule.in_flight:
+            batches = "1 micro-batch" if count == 1 else f"{count} micro-batches"
+            return f"the gradients of {batches} from {self.place.next}"
+        with self._changed:
+            orders = [order for order, _ in self._waiters.replies]
+            results = len(self._waiters.results)
+        if orders and self.place.next is not None:
+            return f"{self.place.next} to carry out {orders[0]!r}"
+        if results and self.place.next is not None:
+            return f"the outputs of {results} batches from {self.place.next}"
+        return None
+
     def _handle(self, item: Any, runner: StageRunner) -> None:
         self.last_heard = time.monotonic()
+        self._stall.heard(self.last_heard)
         match item:
             case Submitted(message, values):
                 runner.submit(message, values)
@@ -180,8 +208,7 @@ class ProviderRuntime:
                 work()
             case Arrived(link, Parcel(messages.Failed() as failed)):
                 link.consumed()
-                self._pass_on_failure(failed, link)
-                raise _ToldError(f"{failed.node} failed: {failed.reason}")
+                raise self._told(failed, link)
             case Arrived(link, parcel):
                 runner.arrived(parcel)
                 link.consumed()
@@ -193,6 +220,25 @@ class ProviderRuntime:
                 logger.debug("%s left", error)
 
     # ---- failures ----
+
+    def _happened(self, event: LinkEvent) -> None:
+        """On the network thread. In line with everything else it is for the compute thread to hear;
+        but that may be stuck in what it computes, and an end must reach the user all the same."""
+        self._inbox.put(event)
+        match event:
+            case Lost() | Arrived(_, Parcel(messages.Failed())):
+                loop = self._network_thread.loop
+                loop.call_later(self.unheard_s, self._end_unheard, event)
+
+    def _end_unheard(self, event: LinkEvent) -> None:
+        over = self._told_goodbye.is_set() or self._ended.is_set()
+        if self.failure is not None or over or not self._compute.is_alive():
+            return
+        match event:
+            case Arrived(link, Parcel(messages.Failed() as failed)):
+                self._fail(self._told(failed, link))
+            case Lost(_, error):
+                self._fail(error)
 
     def _fail(self, error: RavnestError) -> None:
         if not isinstance(error, _ToldError):  # those who told us have told the others
@@ -210,10 +256,12 @@ class ProviderRuntime:
         self._training_over.set()
         self._told_goodbye.set()
 
-    def _pass_on_failure(self, failed: messages.Failed, source: Link) -> None:
+    def _told(self, failed: messages.Failed, source: Link) -> _ToldError:
+        """Hand on what another provider says of its end."""
         for link in self._links.values():
             if link is not source:
                 link.send(Parcel(failed))
+        return _ToldError(f"{failed.node} failed: {failed.reason}")
 
     def check(self) -> None:
         """Raise what went wrong, if something did."""

@@ -20,6 +20,8 @@ class Patience:
     """How long an acknowledgement may wait for a frame to ride on."""
     report_s: float = 5.0
     """Between log lines that say for whom we wait."""
+    stall_s: float = 1800.0
+    """For an answer of a neighbour that is there, and may only be slow."""
 
 
 @dataclass(frozen=True, slots=True)

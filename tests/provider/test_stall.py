@@ -1,0 +1,59 @@
+"""A neighbour that does not answer, on a virtual clock; and a real one that is stuck."""
+
+import threading
+import time
+
+import pytest
+import torch
+from pipelines import pipeline
+from test_pipeline import SGD, settings_for
+from torch import nn
+
+from ravnest.errors import PeerError
+from ravnest.provider.stall import StallWatch
+
+
+def test_a_long_wait_is_reported_and_ends():
+    watch = StallWatch(report_s=60, give_up_s=150, now=0)
+    assert watch.look_again_s(0) == 60
+    assert watch.look(59, "node_1") is None
+    assert watch.look(60, "node_1") == "nothing heard for 60 s; waiting for node_1"
+    assert watch.look_again_s(60) == 60
+    watch.look(120, "node_1")
+    assert watch.look_again_s(120) == 30
+    with pytest.raises(PeerError, match="150 s while waiting for node_1"):
+        watch.look(150, "node_1")
+
+
+def test_who_hears_something_or_waits_for_nothing_begins_again():
+    watch = StallWatch(report_s=60, give_up_s=150, now=0)
+    watch.heard(100)
+    assert watch.look(249, "node_1") is not None
+    assert watch.look(249, None) is None
+    assert watch.look(398, "node_1") == "nothing heard for 149 s; waiting for node_1"
+
+
+def test_a_stage_that_is_stuck_is_given_up_by_the_others(tmp_path):
+    """Its compute thread is in the user's code and does not return."""
+    stuck = threading.Event()
+    model = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4))
+    batches = [torch.randn(3, 4) for _ in range(4)]
+
+    def criterion(outputs, batch):
+        stuck.wait(30)
+        return outputs.square().mean()
+
+    settings = settings_for(batches, criterion, SGD)
+    with pipeline(model, (batches[0],), tmp_path, settings, stages=2) as cluster:
+        for runtime in cluster.runtimes:
+            runtime.unheard_s = 0.5
+            runtime.watch_for_stalls(report_s=0.2, give_up_s=1.0)
+        cluster.train(batches[0])
+        with pytest.raises(PeerError, match=r"1 micro-batch from node_1"):
+            cluster.order("epoch")
+        # The one that is stuck learns of it although its compute thread cannot be told.
+        deadline = time.monotonic() + 10
+        while cluster.runtimes[1].failure is None and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert "node_0 failed" in str(cluster.runtimes[1].failure)
+        stuck.set()
