@@ -1,6 +1,7 @@
 """Providers together compute what one machine computes, and fail together when one fails."""
 
 import copy
+import functools
 import threading
 
 import msgspec
@@ -331,3 +332,30 @@ def test_validation_and_prediction_go_through_the_split_model(tmp_path):
         with torch.no_grad():
             torch.testing.assert_close(found, model(batches[0]))
     assert float((tmp_path / "val_accuracies.txt").read_text()) == pytest.approx(expected)
+
+
+def test_compiled_stages_give_the_same_and_are_compiled_once(tmp_path, monkeypatch):
+    """Every update installs other weights; that must not compile anything again."""
+    # Everything but the generation of code, for which not every machine has a compiler.
+    monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend="aot_eager"))
+    torch._dynamo.reset()
+    counters = torch._dynamo.utils.counters
+    counters.clear()
+    torch.manual_seed(0)
+    model = TiedModel()
+    plain, compiled = (
+        train(
+            copy.deepcopy(model),
+            tmp_path / str(compile),
+            words(6),
+            SGD,
+            stages=3,
+            parts=3,
+            schedule="sync",
+            compile=compile,
+        )
+        for compile in (False, True)
+    )
+    for name, value in plain[0].items():
+        torch.testing.assert_close(compiled[0][name], value)
+    assert counters["stats"]["unique_graphs"] == 3
