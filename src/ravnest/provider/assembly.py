@@ -7,6 +7,7 @@ from typing import Literal
 
 from torch import nn
 
+from ravnest.provider.compute.copies import copies_for
 from ravnest.provider.compute.passes import Precision, StagePasses
 from ravnest.provider.compute.updating import Updater, UpdateSettings
 from ravnest.provider.compute.versions import WeightVersions
@@ -62,6 +63,7 @@ def build_runner(
         passes=StagePasses(
             stage, versions, precision=settings.precision, recompute=settings.recompute
         ),
+        copies=copies_for(stage.device),
         updater=Updater(versions, owned, settings.update, loss_scale=settings.precision.loss_scale),
         schedule=StageSchedule(
             Rules(

@@ -13,6 +13,7 @@ import msgspec
 import torch
 
 from ravnest.errors import WireError
+from ravnest.provider.compute.copies import Copies
 from ravnest.provider.compute.passes import Pass, StagePasses
 from ravnest.provider.compute.updating import Updater
 from ravnest.provider.leaf import Leaf
@@ -75,6 +76,7 @@ class StageRunner:
         self,
         *,
         passes: StagePasses,
+        copies: Copies,
         updater: Updater,
         schedule: plan.StageSchedule,
         window: InFlightWindow,
@@ -91,6 +93,7 @@ class StageRunner:
         self.next: Outlet | None = None
         self.previous: Outlet | None = None
         self._passes = passes
+        self._copies = copies
         self._updater = updater
         self._tied = tied
         self._observer = observer
@@ -105,7 +108,7 @@ class StageRunner:
 
     def submit(self, message: messages.Forward, values: dict[int, Any]) -> None:
         """On the first stage: a micro-batch from the user."""
-        self._enter(_Work(message, values, Onward(), self._clock()))
+        self._enter(_Work(message, self._copies.bring(values), Onward(), self._clock()))
 
     def arrived(self, parcel: Parcel) -> None:
         """A message from a neighbour."""
@@ -113,6 +116,7 @@ class StageRunner:
         match message:
             case messages.Forward():
                 values, onward = unpack(message.carried, parcel.tensors, self._graph.stage)
+                values = self._copies.bring(values)
                 self._enter(_Work(message, values, onward, self._clock()))
             case messages.Backward():
                 self._gradients_arrived(message, parcel.tensors)
@@ -168,7 +172,7 @@ class StageRunner:
         work = self._work.get(key)
         if work is None or work.item is None or work.gradients is not None:
             raise WireError(f"gradients of {key}, which is not in flight here")
-        work.gradients = unpack_gradients(message.carried, tensors)
+        work.gradients = self._copies.bring(unpack_gradients(message.carried, tensors))
         known = work.item.inputs.keys() | self._sent_values() | work.onward.payloads.keys()
         if unknown := work.gradients.keys() - known:
             raise WireError(f"a gradient of value {min(unknown)}, which this stage never sent")
@@ -229,9 +233,11 @@ class StageRunner:
         if self._leaf is not None:
             leaf = self._leaf
             self._passes.with_loss(item, lambda outputs: leaf.loss(outputs, of, work.message.proof))
+            self._copies.finish_pass()
             work.served_s = self._clock() - started
         else:
             assert item.outputs is not None
+            self._copies.finish_pass()
             work.served_s = self._clock() - started
             self._send_on(work, {**item.inputs, **item.outputs}, self._graph.train.sends)
             self._passes.forget_values(item)
@@ -242,7 +248,7 @@ class StageRunner:
         assert self.next is not None
         carried, tensors = pack_forward(sends, known, work.onward)
         message = msgspec.structs.replace(work.message, carried=carried)
-        self.next.send(Parcel(message, tensors))
+        self.next.send(Parcel(message, *self._copies.leave(tensors)))
         # Only which values went through here matters from now on, not what they were.
         work.onward.payloads = dict.fromkeys(work.onward.payloads)
 
@@ -253,6 +259,7 @@ class StageRunner:
         arrived = work.gradients or {}
         started = self._clock()
         own = self._passes.backward(item, arrived)
+        self._copies.finish_pass()
         self.window.served(work.served_s + self._clock() - started)
         if instruction.frees_version:
             self._passes.versions.release(instruction.version)
@@ -270,7 +277,7 @@ class StageRunner:
         if of.is_last_part:
             for message, tensors in self._tied.gradients_to_send():
                 assert self.previous is not None
-                self.previous.send(Parcel(message, tensors))
+                self.previous.send(Parcel(message, *self._copies.leave(tensors)))
             if self._norms is not None:
                 self._norms.came_back(work.later_norm)
                 norm = work.later_norm + self._updater.squared_norm(batches=1)
@@ -286,7 +293,7 @@ class StageRunner:
             path_s=self.window.path_s,
             slowest_s=self.window.slowest_s,
         )
-        self.previous.send(Parcel(back, tensors))
+        self.previous.send(Parcel(back, *self._copies.leave(tensors)))
 
     def _update(self, instruction: plan.Update) -> None:
         self._updater.apply(
@@ -303,7 +310,8 @@ class StageRunner:
             self._leaf.updated()
         news = self._tied.weights_to_send()
         if news is not None and self.next is not None:
-            self.next.send(Parcel(*news))
+            message, tensors = news
+            self.next.send(Parcel(message, *self._copies.leave(tensors)))
         self._observer.updated(instruction.update)
 
     def _total_norm(self, instruction: plan.Update) -> float | None:
@@ -331,7 +339,7 @@ class StageRunner:
         else:
             shape = structure.flatten(result, leaves, "the model's output")
             answer = messages.Result(batch=message.of.batch, structure=msgspec.json.encode(shape))
-        parcel = Parcel(answer, tuple(leaves))
+        parcel = Parcel(answer, *self._copies.leave(leaves))
         if not self._hand_back(parcel):
             self._observer.result(answer, parcel.tensors)
 

@@ -6,7 +6,7 @@ of the received body.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import msgspec
@@ -47,6 +47,8 @@ class Parcel:
 
     message: Message
     tensors: tuple[torch.Tensor, ...] = ()
+    ready: Callable[[], None] | None = None
+    """Returns when the tensors hold what is to be sent; may block."""
 
 
 def encode(parcel: Parcel, sequence: int) -> Frame:
@@ -59,7 +61,7 @@ def encode(parcel: Parcel, sequence: int) -> Frame:
         metas.append(TensorMeta(dtype=name, shape=tuple(tensor.shape)))
         body += _bytes_of(tensor)
     header = _encoder.encode(Envelope(parcel.message, tuple(metas)))
-    return Frame(sequence, header, body)
+    return Frame(sequence, header, body, parcel.ready)
 
 
 def decode(frame: Frame) -> Parcel:

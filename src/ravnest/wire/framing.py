@@ -14,7 +14,7 @@ from there on, because nobody can tell where the next frame would begin.
 """
 
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -52,6 +52,8 @@ class Frame:
     sequence: int
     header: bytes
     body: Sequence[Buffer] = ()
+    ready: Callable[[], None] | None = None
+    """Returns when the body may be read; may block."""
 
     @property
     def size(self) -> int:

@@ -145,7 +145,7 @@ class Link:
         while self._outbox:
             frame = self._outbox.popleft()
             number = self._session.next_sequence()
-            self._session.submit(Frame(number, frame.header, frame.body))
+            self._session.submit(Frame(number, frame.header, frame.body, frame.ready))
         self._all_arrived.clear()
         self._work.set()
 
@@ -299,6 +299,8 @@ class Link:
             self._note_used()
             frame = self._session.take()
             if frame is not None:
+                if frame.ready is not None:
+                    await self._loop.run_in_executor(None, frame.ready)
                 for chunk in chunks(frame, self._session.ack()):
                     self.traffic.sent_bytes += len(chunk)
                     await stream.write(chunk)

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch.autograd.graph import get_gradient_edge
 
+from ravnest.provider.compute.randomness import RandomState
 from ravnest.provider.compute.versions import WeightVersions
 from ravnest.stage import structure
 from ravnest.stage.graph import Mode
@@ -36,7 +37,7 @@ class Pass:
     input_gradients: Values = field(default_factory=dict)
     """Filled by the backward."""
     loss: torch.Tensor | None = None
-    random_state: torch.Tensor | None = None
+    random_state: RandomState | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,11 +145,11 @@ class StagePasses:
     # ---- training ----
 
     def forward(self, values: Mapping[int, Any], version: int) -> Pass:
-        """With gradients, in train mode; the outputs are in the pass."""
+        """With gradients, in train mode; the outputs are in the pass. Values are on the device."""
         self.stage.train()
-        item = Pass(version, self._moved(values, "train"), None)
+        item = Pass(version, self._given(values, "train"), None)
         if self.recompute:
-            item.random_state = torch.get_rng_state()
+            item.random_state = RandomState.now(self.stage.device)
             with torch.no_grad():
                 item.outputs = self._run(item.inputs)
         else:
@@ -209,9 +210,8 @@ class StagePasses:
         with (
             self.versions.used(item.version),
             _buffers_copied(self.stage),
-            torch.random.fork_rng(devices=[]),
+            item.random_state.again(),
         ):
-            torch.set_rng_state(item.random_state)
             return self._run(self._entered(item))
 
     # ---- evaluation ----
@@ -226,7 +226,7 @@ class StagePasses:
         """Without gradients, in eval mode, with the newest weights; on the last stage also the
         model's output."""
         with self._evaluating():
-            inputs = self._moved(values, "eval")
+            inputs = self._given(values, "eval")
             outputs = self._run(inputs)
             graph = self.stage.graph
             if not graph.is_last:
@@ -234,14 +234,9 @@ class StagePasses:
             known = {**inputs, **outputs}
             return outputs, structure.rebuild(graph.eval.result, known.__getitem__)
 
-    def _moved(self, values: Mapping[int, Any], mode: Mode) -> Values:
-        """What the stage is given, on its device."""
-        return {wire.value: self._here(values[wire.value]) for wire in self._wires[mode]}
-
-    def _here(self, value: Any) -> Any:
-        if not isinstance(value, torch.Tensor):
-            return value
-        return value.to(self.stage.device, non_blocking=True).detach()
+    def _given(self, values: Mapping[int, Any], mode: Mode) -> Values:
+        """In the order in which the stage takes them."""
+        return {wire.value: values[wire.value] for wire in self._wires[mode]}
 
     def _entered(self, item: Pass) -> Values:
         """The inputs as autograd's graph begins with them."""
