@@ -9,6 +9,7 @@ from torch import nn
 
 from ravnest import Node, Trainer, clusterize
 from ravnest.errors import NodeError, RavnestError
+from ravnest.wire.security import TlsFiles
 
 
 class TwoInputs(nn.Module):
@@ -51,6 +52,10 @@ MISTAKES = {
     "half a part": ({"micro_batches": 1.5}, "micro_batches is 1.5"),
     "one version": ({"max_versions": 1}, "max_versions is 1; a pipeline needs at least 2"),
     "nothing in flight": ({"max_in_flight": 0}, "max_in_flight is 0"),
+    "no device": ({"device": "cuda:77"}, "device is 'cuda:77'; it cannot be used here"),
+    "clip by a word": ({"clip_grad_norm": "a"}, "clip_grad_norm is 'a'"),
+    "unknown transport": ({"transport": "udp"}, "expected one of 'grpc', 'tcp'"),
+    "secrets over tcp": ({"transport": "tcp", "tls": TlsFiles("a", "b", "c")}, "does not encrypt"),
     "unknown schedule": ({"schedule": "eager"}, "expected one of 'async', 'sync'"),
     "unknown precision": ({"precision": "int4"}, "precision is 'int4'"),
 }
@@ -98,6 +103,35 @@ def test_wrong_inputs_are_refused_before_anything_is_sent(folder):
         node._inputs.bind(X, {}, "train")
     with pytest.raises(RavnestError, match="l_odd"):
         node._inputs.bind((X, MASK), {"l_odd": X}, "train")
+
+
+def test_a_node_that_could_not_start_keeps_nothing(folder):
+    with pytest.raises(NodeError, match="'AdamW' cannot be made"):
+        make(folder, start=True, optimizer="adamw", optimizer_params={"lr": -1.0})
+    make(folder, start=True, optimizer="adamw").close()
+
+
+def test_a_trainer_refuses_what_would_fail_only_after_an_epoch(folder):
+    node = make(folder)
+    with pytest.raises(NodeError, match="val_freq is 0"):
+        Trainer(node=node, train_loader=[], val_freq=0)
+    with pytest.raises(NodeError, match="test_labels"):
+        Trainer(node=node, train_loader=[], val_loader=[])
+
+
+def test_a_validation_that_was_broken_off_can_be_forgotten(folder, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    data = [{"x": torch.rand(4, 4), "mask": torch.ones(4, 8), "y": torch.full((4,), k % 3)}
+            for k in range(4)]  # fmt: skip
+    metrics = {"right": lambda outputs, batch: (batch["y"] == batch["y"]).float().mean()}
+    with make(folder, start=True, test_labels=data, metrics=metrics) as node:
+        trainer = Trainer(node=node, train_loader=[], val_loader=data)
+        first = data[0]
+        node.no_grad_forward_compute(
+            {"x": first["x"], "mask": first["mask"]}, output_type="val", proof_of_item=first
+        )
+        node.reset()
+        assert trainer.evaluate() == 1.0
 
 
 def test_one_provider_trains_validates_and_predicts(folder, tmp_path, monkeypatch):

@@ -68,12 +68,15 @@ def counted(batches: int) -> tuple[float, float]:
     return (batches - MEASURED - TAIL) / batches, (batches - TAIL) / batches
 
 
-def on_loopback(stages: int, delay_s: float) -> Result:
+def on_loopback(stages: int, delay_s: float, transport: str) -> Result:
     batches = warm_up(stages, delay_s) + MEASURED + TAIL
-    return measure(free_addresses(stages), [sys.executable, PROVIDER, str(delay_s), str(batches)])
+    command = [sys.executable, PROVIDER, str(delay_s), str(batches), transport]
+    return measure(free_addresses(stages), command)
 
 
-def over_wan(stages: int, delay_s: float, mbps: float, jitter_ms: float, loss: float) -> Result:
+def over_wan(
+    stages: int, delay_s: float, transport: str, mbps: float, jitter_ms: float, loss: float
+) -> Result:
     batches = warm_up(stages, delay_s) + MEASURED + TAIL
     nature = ["--mbps", str(mbps), "--delay-ms", str(1e3 * delay_s)]
     nature += ["--jitter-ms", str(jitter_ms), "--loss", str(loss)]
@@ -82,6 +85,7 @@ def over_wan(stages: int, delay_s: float, mbps: float, jitter_ms: float, loss: f
         prefix = chain.namespaces[0].removesuffix("0")
         here = f'exec ip netns exec {prefix}${{RAVNEST_NODE#node_}} "$@"'
         command = ["sh", "-c", here, "sh", sys.executable, PROVIDER, "0", str(batches)]
+        command.append(transport)
         return measure(addresses, command)
 
 
@@ -109,6 +113,7 @@ def main() -> None:
     parser.add_argument("--stages", type=int, nargs="*", default=[4, 8, 16])
     parser.add_argument("--delays", type=float, nargs="*", default=[0.0, 0.02, 0.08])
     parser.add_argument("--wan", action="store_true", help="across network namespaces; needs root")
+    parser.add_argument("--transport", choices=["grpc", "tcp"], default="grpc")
     parser.add_argument("--mbps", type=float, default=100.0)
     parser.add_argument("--jitter-ms", type=float, default=2.0)
     parser.add_argument("--loss", type=float, default=0.0)
@@ -117,10 +122,15 @@ def main() -> None:
         for delay_s in options.delays:
             if options.wan:
                 busy, window = over_wan(
-                    stages, delay_s, options.mbps, options.jitter_ms, options.loss
+                    stages,
+                    delay_s,
+                    options.transport,
+                    options.mbps,
+                    options.jitter_ms,
+                    options.loss,
                 )
             else:
-                busy, window = on_loopback(stages, delay_s)
+                busy, window = on_loopback(stages, delay_s, options.transport)
             print(
                 f"{stages:3} stages  {1e3 * delay_s:3.0f} ms  busiest {busy:.3f}  {window}",
                 flush=True,

@@ -4,7 +4,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
@@ -12,7 +12,6 @@ import emulated
 import torch
 from delayed import DelayedNetwork
 
-import ravnest.node
 from ravnest import Node
 
 
@@ -28,10 +27,8 @@ def slowly(compute: Callable[..., Any], seconds: float) -> Callable[..., Any]:
     return slow
 
 
-def main(delay_s: float, batches: int) -> None:
+def main(delay_s: float, batches: int, transport: Literal["grpc", "tcp"]) -> None:
     torch.set_num_threads(1)
-    DelayedNetwork.delay_s = delay_s
-    ravnest.node.GrpcNetwork = DelayedNetwork  # type: ignore[misc]
     data = [torch.ones(emulated.ROWS, emulated.WIDTH)] * batches
     node = Node(
         optimizer=torch.optim.SGD,
@@ -39,8 +36,11 @@ def main(delay_s: float, batches: int) -> None:
         criterion=torch.nn.MSELoss(),
         labels=data,
         micro_batches=emulated.PARTS,
+        transport=transport,
         start=False,
     )
+    plain = node._make_network
+    node._make_network = lambda: DelayedNetwork(plain(), delay_s)
     node.start()
     runner = node.runtime.runner
     assert runner is not None
@@ -77,4 +77,4 @@ def watch_updates(runner: Any) -> list[tuple[float, float]]:
 
 
 if __name__ == "__main__":
-    main(float(sys.argv[1]), int(sys.argv[2]))
+    main(float(sys.argv[1]), int(sys.argv[2]), sys.argv[3])  # type: ignore[arg-type]

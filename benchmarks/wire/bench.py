@@ -2,7 +2,7 @@
 
     python3 dev.py bench wire
 
-Loopback, one process at each end: a link over gRPC beside gloo's send/recv and plain sockets.
+Loopback, one process at each end: links over gRPC and over TCP, gloo's send/recv, plain sockets.
 Throughput with 64 MB tensors (GB/s), processor time of both ends per GB, and the round trip of a
 4 kB tensor. All in one run, in turn; medians.
 """
@@ -25,6 +25,8 @@ from ravnest.wire.grpc_network import GrpcNetwork
 from ravnest.wire.link import Arrived, Up
 from ravnest.wire.messages import Command
 from ravnest.wire.peers import Peer
+from ravnest.wire.streams import Network
+from ravnest.wire.tcp_network import TcpNetwork
 
 LARGE, SMALL = 64 << 20, 4 << 10
 COUNT, TRIPS = 12, 300
@@ -41,7 +43,7 @@ def free_port() -> int:
 # ---- our links -------------------------------------------------------------------------------
 
 
-async def link_end(rank: int, ports: list[int], report: Report) -> None:
+async def link_end(network: Network, rank: int, ports: list[int], report: Report) -> None:
     events: asyncio.Queue[object] = asyncio.Queue()
 
     def heard(event: object) -> None:
@@ -54,7 +56,7 @@ async def link_end(rank: int, ports: list[int], report: Report) -> None:
             pass
 
     me, other = (Peer(f"node_{r}", f"127.0.0.1:{ports[r]}") for r in (rank, 1 - rank))
-    endpoint = Endpoint(GrpcNetwork(), run="bench", node=me.node, on_event=heard)
+    endpoint = Endpoint(network, run="bench", node=me.node, on_event=heard)
     await endpoint.listen(me.address)
     link = await (endpoint.dial(other) if rank == 0 else endpoint.expect(other))
     while not isinstance(await events.get(), Up):
@@ -77,8 +79,12 @@ async def link_end(rank: int, ports: list[int], report: Report) -> None:
     await endpoint.close()
 
 
-def links(rank: int, ports: list[int], report: Report) -> None:
-    asyncio.run(link_end(rank, ports, report))
+def over_grpc(rank: int, ports: list[int], report: Report) -> None:
+    asyncio.run(link_end(GrpcNetwork(), rank, ports, report))
+
+
+def over_tcp(rank: int, ports: list[int], report: Report) -> None:
+    asyncio.run(link_end(TcpNetwork(), rank, ports, report))
 
 
 # ---- the others ------------------------------------------------------------------------------
@@ -173,7 +179,12 @@ def measure(contestant: Callable[[int, list[int], Report], None]) -> dict[str, f
 
 
 def main() -> None:
-    contestants = {"link over gRPC": links, "gloo send/recv": gloo, "plain sockets": sockets}
+    contestants = {
+        "link over gRPC": over_grpc,
+        "link over TCP": over_tcp,
+        "gloo send/recv": gloo,
+        "plain sockets": sockets,
+    }
     rounds = [{name: measure(run) for name, run in contestants.items()} for _ in range(3)]
     for name in contestants:
         middle = {

@@ -2,25 +2,36 @@
 
 What they print appears here line by line with the provider's name in front. When one fails the
 others are told by it and end too; whoever has not ended soon after that is ended from here.
+Whatever ends the launcher ends them: signals are passed on, and if it is killed, the providers find
+out by themselves (`ravnest.lifeline`).
 """
 
 import contextlib
 import os
+import queue
+import re
 import signal
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
+from ravnest import lifeline
 from ravnest.errors import NodeError
 from ravnest.rundir import RunDir
 
 GRACE_S = 20.0
 """How long the others may take to end after one has failed or the user has interrupted."""
+
+_DOCUMENT = re.compile(r"node_([0-9]+)\.json")
+_ENDING = (signal.SIGTERM,) if sys.platform == "win32" else (signal.SIGTERM, signal.SIGHUP)
+
+Events = queue.SimpleQueue[int | SystemExit]
+"""What the launcher waits for: exit codes of providers, and signals that end itself."""
 
 
 @dataclass(frozen=True)
@@ -38,10 +49,16 @@ class Outcome:
 def planned_nodes(run: RunDir, count: int | None = None) -> list[str]:
     """Names of the providers that the plan uses; `NodeError` if there are not `count` of them."""
     run.settle()
-    files = sorted(
-        (run.root / "nodes").glob("node_*.json"), key=lambda path: int(path.stem.split("_")[1])
-    )
-    names = [path.stem for path in files if '"Idle"' not in path.read_text(encoding="utf-8")]
+    documents = {
+        int(match[1]): path
+        for path in (run.root / "nodes").glob("node_*.json")
+        if (match := _DOCUMENT.fullmatch(path.name))
+    }
+    names = [
+        path.stem
+        for _, path in sorted(documents.items())
+        if '"Idle"' not in path.read_text(encoding="utf-8")
+    ]
     if not names:
         raise NodeError(f"there is no plan in {run.root}; run clusterize first")
     if count is not None and count != len(names):
@@ -60,43 +77,79 @@ def launch(
     show: Callable[[str, str], None],
     environment: Mapping[str, str] | None = None,
 ) -> Outcome:
-    """Run `command` once for every provider and wait for all; `show` gets name and line."""
+    """Run `command` once for every provider and wait for all; `show` gets name and line.
+
+    A signal that asks this process to end interrupts them and comes out as `SystemExit`.
+    """
     threads = max(1, (os.cpu_count() or 1) // len(names))
+    variables = {"OMP_NUM_THREADS": str(threads), **os.environ, **(environment or {})}
     processes: dict[str, subprocess.Popen[str]] = {}
     readers: list[threading.Thread] = []
-    try:
-        for name in names:
-            process = subprocess.Popen(
-                command,
-                cwd=folder,
-                env={
-                    "OMP_NUM_THREADS": str(threads),
-                    **os.environ,
-                    **(environment or {}),
-                    "RAVNEST_NODE": name,
-                    "PYTHONUNBUFFERED": "1",
-                },
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                text=True,
-                encoding="utf-8",
-                errors="replace",
-            )
-            processes[name] = process
-            assert process.stdout is not None
-            reader = threading.Thread(target=_copy, args=(process.stdout, name, show), daemon=True)
-            reader.start()
-            readers.append(reader)
-        _wait(processes)
-    except KeyboardInterrupt:
-        _interrupt(processes)
-        raise
-    finally:
-        _end(processes)
-        for reader in readers:
-            reader.join(2.0)
+    events: Events = queue.SimpleQueue()
+    with _signals_into(events), lifeline.hold() as line:
+        try:
+            for name in names:
+                process = _start(command, name, folder, variables, line)
+                processes[name] = process
+                reader = threading.Thread(
+                    target=_copy, args=(process.stdout, name, show), daemon=True
+                )
+                reader.start()
+                readers.append(reader)
+            _wait(processes, events)
+        except (KeyboardInterrupt, SystemExit):
+            _interrupt(processes)
+            raise
+        finally:
+            _end(processes)
+            for reader in readers:
+                reader.join(2.0)
     return Outcome({name: process.returncode for name, process in processes.items()})
+
+
+@contextlib.contextmanager
+def _signals_into(events: Events) -> Iterator[None]:
+    """While this is in force, a signal that would end this process is an event instead.
+
+    Nothing is raised where the signal happens to strike, which may be between the start of a
+    provider and the note of it. Signals that are ignored (nohup) or handled already stay so.
+    """
+    taken = [number for number in _ENDING if signal.getsignal(number) is signal.SIG_DFL]
+    if threading.current_thread() is not threading.main_thread():
+        taken = []  # Python lets no other thread handle signals.
+    for number in taken:
+        signal.signal(number, lambda received, _: events.put(SystemExit(128 + received)))
+    try:
+        yield
+    finally:
+        for number in taken:
+            signal.signal(number, signal.SIG_DFL)
+
+
+def _start(
+    command: Sequence[str],
+    name: str,
+    folder: Path | None,
+    variables: Mapping[str, str],
+    line: int | None,
+) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        command,
+        cwd=folder,
+        env={
+            **variables,
+            **({} if line is None else {lifeline.VARIABLE: str(line)}),
+            "RAVNEST_NODE": name,
+            "PYTHONUNBUFFERED": "1",
+        },
+        pass_fds=() if line is None else (line,),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        encoding="utf-8",
+        errors="replace",
+    )
 
 
 def _copy(stream: IO[str], name: str, show: Callable[[str, str], None]) -> None:
@@ -104,36 +157,35 @@ def _copy(stream: IO[str], name: str, show: Callable[[str, str], None]) -> None:
         show(name, line.rstrip("\n"))
 
 
-def _wait(processes: Mapping[str, subprocess.Popen[str]]) -> None:
+def _wait(processes: Mapping[str, subprocess.Popen[str]], events: Events) -> None:
     """Until all have ended; once one has failed, not longer than the grace."""
-    ended = threading.Condition()
-    codes: dict[str, int] = {}
-
-    def watch(name: str, process: subprocess.Popen[str]) -> None:
-        code = process.wait()
-        with ended:
-            codes[name] = code
-            ended.notify_all()
-
-    for name, process in processes.items():
-        threading.Thread(target=watch, args=(name, process), daemon=True).start()
+    for process in processes.values():
+        threading.Thread(target=_report_end, args=(process, events), daemon=True).start()
     deadline: float | None = None
-    with ended:
-        while len(codes) < len(processes):
-            if deadline is None and any(codes.values()):
-                deadline = time.monotonic() + GRACE_S
-            left = None if deadline is None else deadline - time.monotonic()
-            if left is not None and left <= 0:
-                return
-            ended.wait(left)
+    for _ in processes:
+        left = None if deadline is None else max(0.0, deadline - time.monotonic())
+        try:
+            event = events.get(timeout=left)
+        except queue.Empty:
+            return
+        if isinstance(event, SystemExit):
+            raise event
+        if event and deadline is None:
+            deadline = time.monotonic() + GRACE_S
+
+
+def _report_end(process: subprocess.Popen[str], events: Events) -> None:
+    events.put(process.wait())
 
 
 def _interrupt(processes: Mapping[str, subprocess.Popen[str]]) -> None:
     """A terminal has interrupted them all; if it was only us, pass it on."""
+    # What a shell starts in the background ignores interruption, and so do its children.
+    deaf = signal.getsignal(signal.SIGINT) is signal.SIG_IGN
     for process in processes.values():
         if process.poll() is None and sys.platform != "win32":
             with contextlib.suppress(ProcessLookupError):
-                process.send_signal(signal.SIGINT)
+                process.send_signal(signal.SIGTERM if deaf else signal.SIGINT)
     deadline = time.monotonic() + GRACE_S
     for process in processes.values():
         with contextlib.suppress(subprocess.TimeoutExpired):

@@ -21,6 +21,7 @@ import msgspec
 import torch
 from torch import nn
 
+from ravnest import lifeline
 from ravnest.errors import NodeError, RunError
 from ravnest.provider.assembly import StageSettings, build_runner
 from ravnest.provider.compute.optimizers import optimizer_named
@@ -37,7 +38,9 @@ from ravnest.provider.options import (
     one_of,
     own_loader,
     positive,
+    positive_number,
     precision_named,
+    usable_device,
 )
 from ravnest.provider.proof import proof_of
 from ravnest.provider.runner import StageRunner
@@ -46,12 +49,28 @@ from ravnest.rundir import RunDir
 from ravnest.stage import structure
 from ravnest.stage.package import load_package
 from ravnest.wire import messages
-from ravnest.wire.grpc_network import GrpcNetwork
+from ravnest.wire.networks import network_for
 from ravnest.wire.peers import Patience
 from ravnest.wire.security import TlsFiles
 
 logger = logging.getLogger("ravnest")
 _RESULTS_UNDER_WAY = 16
+
+
+_open_nodes: "set[Node]" = set()
+
+
+def _close_at_exit(node: "Node") -> None:
+    if not _open_nodes:
+        atexit.unregister(_close_open_nodes)
+        atexit.register(_close_open_nodes)
+    _open_nodes.add(node)
+
+
+def _close_open_nodes() -> None:
+    """Roots first: the others of the same process wait for their goodbye."""
+    for node in sorted(_open_nodes, key=lambda node: not node.is_root):
+        node.at_exit()
 
 
 class FinishedBatch(NamedTuple):
@@ -94,21 +113,22 @@ class Node:
         recompute: bool | Literal["auto"] = "auto",
         compile: bool = False,
         metrics: Mapping[str, Metric] | None = None,
+        transport: Literal["grpc", "tcp"] = "grpc",
         tls: TlsFiles | None = None,
         patience: Patience | None = None,
         farewell_s: float = 600.0,
-        node_data: str | Path = "node_data",
+        node_data: str | Path | None = None,
         start: bool = True,
         **kwargs: Any,
     ) -> None:
         if kwargs:
             raise NodeError(f"Node does not know the argument {next(iter(kwargs))!r}")
         self.name = name or os.environ.get("RAVNEST_NODE", "")
-        self.run = RunDir(node_data)
+        self.run = RunDir(node_data or os.environ.get("RAVNEST_NODE_DATA", "node_data"))
         self.document = read_document(self.run, self.name)
         self.update_frequency = positive("update_frequency", update_frequency)
         self.micro_batches = micro_batches_of(self.document, micro_batches)
-        self.device = torch.device(device)
+        self.device = usable_device(device)
         for argument, given in {
             "reduce_factor": reduce_factor,
             "compression": compression,
@@ -132,8 +152,8 @@ class Node:
                 lr_scheduler=lr_scheduler,
                 lr_scheduler_params=dict(lr_scheduler_params or {}),
                 lr_step_on_epoch_change=lr_step_on_epoch_change,
-                clip_norm=clip_grad_norm,
-                clip_value=clip_grad_value,
+                clip_norm=positive_number("clip_grad_norm", clip_grad_norm),
+                clip_value=positive_number("clip_grad_value", clip_grad_value),
             ),
             leaf=LeafSettings(
                 criterion=criterion,
@@ -151,7 +171,7 @@ class Node:
             recompute=self.document.recompute if recompute == "auto" else bool(recompute),
             compile=compile,
         )
-        self._tls = tls.read() if tls is not None else None
+        self._make_network = network_for(transport, tls)
         self._patience = patience
         self._inputs = BatchInputs(self._graph)
         self._numbers = BatchNumbers(
@@ -200,14 +220,20 @@ class Node:
                 previous=document.previous,
                 next=document.next,
             ),
-            lambda: GrpcNetwork(self._tls),
+            self._make_network,
             self._make_runner,
             patience=self._patience,
             queue_limit=4 * self.micro_batches + 4,
             on_batch=self._batch_done,
         )
-        self._runtime.start()
-        atexit.register(self._at_exit)
+        try:
+            self._runtime.start()
+        except BaseException:
+            self._runtime = None
+            raise
+        _close_at_exit(self)
+        runtime = self._runtime
+        lifeline.watch(lambda: runtime.abort("whoever started it is gone"))
 
     def _make_runner(self, runtime: ProviderRuntime) -> StageRunner:
         stage = self._package.module(self.device, model=self._model)
@@ -229,7 +255,7 @@ class Node:
         runtime, self._runtime = self._runtime, None
         if runtime is None:
             return
-        atexit.unregister(self._at_exit)
+        _open_nodes.discard(self)
         try:
             if runtime.failure is None:
                 if self.is_root:
@@ -246,19 +272,19 @@ class Node:
         finally:
             runtime.close()
 
-    def _at_exit(self) -> None:
+    def at_exit(self) -> None:
+        """The interpreter ends, and nobody has closed this node."""
         runtime = self._runtime
         if runtime is None:
             return
         unhandled = getattr(sys, "last_value", None)
         if unhandled is not None:
-            runtime.abort(f"its script ended with {type(unhandled).__name__}: {unhandled}")
-        failed_before = runtime.failure is not None
+            self._abort(f"its script ended with {type(unhandled).__name__}: {unhandled}")
         try:
             self.close()
         except RunError as error:
             logger.error("%s: %s", self.name, error)
-        if runtime.failure is not None and not failed_before:
+        if runtime.failure is not None and not runtime.failure_was_raised:
             # The script has ended without noticing; its exit code must still tell.
             logger.error("%s: %s", self.name, runtime.failure)
             sys.stdout.flush()
@@ -270,9 +296,23 @@ class Node:
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        if error is not None and self._runtime is not None:
-            self._runtime.abort(f"its script ended with {type(error).__name__}: {error}")
+        runtime = self._runtime
+        leaves = isinstance(error, SystemExit) and not error.code
+        if error is not None and not leaves:
+            self._abort(f"its script ended with {type(error).__name__}: {error}")
         self.close()
+        if error is None and runtime is not None and not runtime.failure_was_raised:
+            runtime.check()
+
+    def _abort(self, reason: str) -> None:
+        """The script itself ends the run, and need not be told."""
+        if self._runtime is not None:
+            self._runtime.abort(reason)
+            self._runtime.failure_was_raised = True
+
+    def give_up(self, error: BaseException) -> None:
+        """End the run for everybody because the script does not go on with it."""
+        self._abort(f"its script ended with {type(error).__name__}: {error}")
 
     @property
     def runtime(self) -> ProviderRuntime:
@@ -287,7 +327,7 @@ class Node:
         try:
             yield runtime
         except KeyboardInterrupt:
-            runtime.abort("interrupted")
+            self._abort("interrupted")
             raise
 
     @property
@@ -369,9 +409,9 @@ class Node:
             if task == "validate":
                 self._validating.append(future)
                 while len(self._validating) > _RESULTS_UNDER_WAY:
-                    self._validating.popleft().result()
+                    runtime.wait_for(self._validating.popleft())
                 return None
-            answer, tensors_found = future.result()
+            answer, tensors_found = runtime.wait_for(future)
         shape = msgspec.json.decode(answer.structure)
         return structure.rebuild(shape, lambda number: tensors_found[number])
 
@@ -408,6 +448,9 @@ class Node:
     def reset(self) -> None:
         """Forget losses and validation results that nobody has asked for; weights stay."""
         self.runtime.check()
+        if self.is_root:
+            with self._interruptible() as runtime:
+                runtime.order("reset")
         self._validating.clear()
         self.stages = {}
         for _ in self.finished_batches():

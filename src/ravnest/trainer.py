@@ -10,6 +10,7 @@ import torch
 from ravnest.callbacks import Callback, CallbackList, Progress
 from ravnest.errors import NodeError
 from ravnest.node import Node
+from ravnest.provider.options import positive
 
 
 class _ServedError(BaseException):
@@ -42,7 +43,7 @@ class Trainer:
         self.lr_scheduler_params = dict(lr_scheduler_params or {})
         self.train_loader = train_loader
         self.val_loader = val_loader
-        self.val_freq = val_freq
+        self.val_freq = positive("val_freq", val_freq)
         self.save = save
         self.epochs = epochs
         self.batch_size = batch_size
@@ -51,6 +52,11 @@ class Trainer:
         self.n_forwards = 0
         self.metrics: dict[str, float] = {}
         self.callbacks = CallbackList(callbacks)
+        if val_loader is not None and node.is_leaf and node.settings.leaf.test_labels is None:
+            raise NodeError(
+                "there is a val_loader, but nothing to compare with: Node(…, test_labels=…) needs "
+                "the same data on the Leaf"
+            )
         self.progress = Progress(epochs=epochs, batches_per_epoch=_length(train_loader))
         self._in_train = False
         self._began = 0.0
@@ -169,6 +175,9 @@ def _returning_when_served(train: Callable[..., Any]) -> Callable[..., Any]:
             if before:
                 raise
             return None
+        except SystemExit as leaving:  # which does not look like a failure from outside
+            self.node.give_up(leaving)
+            raise
         finally:
             self._in_train = before
 

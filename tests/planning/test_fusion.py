@@ -17,7 +17,7 @@ from torch import nn
 
 from ravnest.errors import FusionError, RavnestError
 from ravnest.stage.local import LocalPipeline
-from ravnest.stage.package import save_trained
+from ravnest.stage.package import save_trained, settle_trained
 from ravnest.utils import model_fusion
 
 STEPS = 6
@@ -245,6 +245,31 @@ def test_what_does_not_belong_is_named_and_the_old_result_stays(broken, damage, 
     with pytest.raises(FusionError, match=message):
         model_fusion(node_data=broken.folder, output=result)
     assert snapshot(result) == before
+
+
+def test_stages_of_different_saves_are_not_mixed(broken, caplog):
+    """The last stage did not come to save: what all stages have is fused, or nothing."""
+    packages = broken.packages(0)
+    trained = [package.module(trained=True).tensors() for package in packages]
+    result = broken.folder.parent / "trained"
+    for package, tensors in zip(packages, trained, strict=True):
+        save_trained(package, tensors, "whole")
+        settle_trained(package)
+    for package, tensors in zip(packages[:-1], trained, strict=False):
+        save_trained(package, {name: tensor + 1 for name, tensor in tensors.items()}, "half")
+    path = model_fusion(node_data=broken.folder, output=result)
+    state = torch.load(path, weights_only=True)
+    assert "the last save is not complete" in caplog.text
+    owned = {
+        spec.name: tensors[spec.name]
+        for package, tensors in zip(packages, trained, strict=True)
+        for spec in package.graph.tensors
+        if spec.owner
+    }
+    assert all(torch.equal(state[name], value) for name, value in owned.items() if name in state)
+    settle_trained(packages[0])
+    with pytest.raises(FusionError, match="different saves"):
+        model_fusion(node_data=broken.folder, output=result)
 
 
 def test_an_unknown_cluster_is_named_with_those_there_are(broken):

@@ -107,6 +107,7 @@ def settings(job):
         "update_frequency": job.get("update_frequency", 1),
         "schedule": job.get("schedule", "sync"),
         "micro_batches": job.get("micro_batches", 1),
+        "transport": job.get("transport", "grpc"),
     }
     if job.get("extras"):
         found |= {

@@ -3,7 +3,6 @@
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -12,48 +11,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from ravnest import clusterize, model_fusion
+from ravnest import model_fusion
 from ravnest.launch import launch, planned_nodes
-from ravnest.rundir import RunDir
 
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE))
 import jobs  # noqa: E402
-
-
-def free_ports(count):
-    sockets = [socket.socket() for _ in range(count)]
-    for each in sockets:
-        each.bind(("127.0.0.1", 0))
-    ports = [each.getsockname()[1] for each in sockets]
-    for each in sockets:
-        each.close()
-    return ports
-
-
-def plan(folder, model_name, providers):
-    pool = {
-        str(number): {
-            "IP": f"127.0.0.1:{port}",
-            "benchmarks": {"ram": 4, "bandwidth": 1000},
-        }
-        for number, port in enumerate(free_ports(providers))
-    }
-    run = RunDir(folder / "node_data")
-    run.root.mkdir()
-    run.pool_file.write_text(json.dumps(pool))
-    batch = next(iter(jobs.loader(model_name)))
-    clusterize(
-        jobs.make_model(model_name),
-        (batch[0],),
-        node_data=run.root,
-        max_clusters=1,
-        min_cluster_size=providers,
-        idle_gain=1e9,
-        quiet=True,
-    )
-    # Providers resolve their packages from where they are started.
-    return run
+from plans import plan  # noqa: E402
 
 
 def command(job):
@@ -74,6 +38,7 @@ def start(folder, run, job):
 
 JOBS = {
     "cnn on 1": (1, {"model": "cnn", "optimizer": "sgd"}),
+    "cnn on 2, plain TCP": (2, {"model": "cnn", "optimizer": "sgd", "transport": "tcp"}),
     "cnn on 3": (3, {"model": "cnn", "optimizer": "sgd", "update_frequency": 2}),
     "transformer on 2": (2, {"model": "transformer", "optimizer": "sgd", "extras": True}),
     "transformer on 5": (

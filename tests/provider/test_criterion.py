@@ -14,7 +14,7 @@ from ravnest.wire.messages import MicroBatch
 
 def parts_of(criterion, outputs, labels, count, rows=8):
     """What each part of a batch contributes."""
-    losses = PartLoss(criterion)
+    losses = criterion if isinstance(criterion, PartLoss) else PartLoss(criterion)
     found = []
     for number, (start, stop) in enumerate(part_bounds(rows, count)):
         of = MicroBatch(
@@ -130,3 +130,132 @@ def test_structured_outputs_and_labels_can_be_tried():
     for count in (2, 8):
         found = parts_of(criterion, outputs, labels, count).sum()
         assert torch.allclose(found, criterion(outputs, labels), rtol=1e-5)
+
+
+# ---- a kind that the first part does not show -------------------------------------------------
+
+
+def weighted_sum(outputs, labels):
+    wanted, weights = labels
+    return ((outputs - wanted) ** 2 * weights).sum()
+
+
+def masked_mean(outputs, labels):
+    wanted, mask = labels
+    return ((outputs - wanted) ** 2 * mask).sum() / mask.sum().clamp(min=1)
+
+
+@pytest.mark.parametrize("rows", [[], [0, 1], [0, 1, 2, 3]], ids=["none", "a half", "a part"])
+def test_a_sum_that_begins_with_zeros_is_a_sum(rows):
+    torch.manual_seed(3)
+    losses, outputs = PartLoss(weighted_sum), torch.randn(8)
+    for first in (True, False):
+        labels = (torch.randn(8), torch.rand(8))
+        if first:
+            labels[1][rows] = 0
+        whole = weighted_sum(outputs, labels)
+        assert torch.allclose(parts_of(losses, outputs, labels, 2).sum(), whole, rtol=1e-5)
+
+
+def test_a_mean_that_begins_with_a_masked_half_is_no_sum(caplog):
+    torch.manual_seed(3)
+    losses, outputs, wanted = PartLoss(masked_mean), torch.randn(8), torch.randn(8)
+    mask = torch.ones(8)
+    mask[:2] = 0
+    parts_of(losses, outputs, (wanted, mask), 2)
+    whole = masked_mean(outputs, (wanted, torch.ones(8)))
+    found = parts_of(losses, outputs, (wanted, torch.ones(8)), 2).sum()
+    assert torch.allclose(found, whole, rtol=1e-5)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_values_that_are_not_finite_show_nothing(value):
+    torch.manual_seed(4)
+    losses = PartLoss(lambda outputs, labels: ((outputs - labels) ** 2).sum())
+    outputs, labels = torch.randn(8, 4), torch.randn(8, 4)
+    broken = outputs.clone()
+    broken[::2] = value
+    parts_of(losses, broken, labels, 2)
+    whole = ((outputs - labels) ** 2).sum()
+    assert torch.allclose(parts_of(losses, outputs, labels, 2).sum(), whole, rtol=1e-5)
+
+
+def test_halves_that_cancel_show_nothing(caplog):
+    """A critic's loss is around zero: rounding is to be measured by what was added up."""
+    torch.manual_seed(5)
+    losses = PartLoss(lambda outputs, labels: outputs.mean())
+    cancelling = torch.tensor([1.0, 2.0, -1.0, -2.0 + 1e-6] * 2)
+    outputs = torch.randn(8)
+    with caplog.at_level(logging.WARNING, logger="ravnest"):
+        parts_of(losses, cancelling, torch.zeros(8), 2)
+        found = parts_of(losses, outputs, torch.zeros(8), 2).sum()
+    assert torch.allclose(found, outputs.mean(), rtol=1e-5)
+    assert not caplog.records
+
+
+def test_what_is_ignored_only_later_is_said_once(caplog):
+    calls = []
+
+    def criterion(outputs, batch):
+        calls.append(1)
+        return nn.functional.cross_entropy(outputs, batch[1], ignore_index=-100)
+
+    losses, whole, masked = PartLoss(criterion), tokens(), tokens(UNEVEN)
+    with caplog.at_level(logging.WARNING, logger="ravnest"):
+        for _ in range(20):
+            parts_of(losses, whole[0], (whole[0], whole[1]), 2)
+        assert not caplog.records
+        assert len(calls) < 40 + 2 * 7  # it is tried now and then, not for every part
+        for _ in range(50):
+            parts_of(losses, masked[0], (masked[0], masked[1]), 2)
+    (record,) = caplog.records
+    assert "other things than the rows" in record.getMessage()
+
+
+def test_labels_in_a_list_can_be_tried():
+    def criterion(outputs, labels):
+        return sum(((row - wanted) ** 2).sum() for row, wanted in zip(outputs, labels, strict=True))
+
+    torch.manual_seed(6)
+    outputs, labels = torch.randn(8, 4), [torch.randn(4) for _ in range(8)]
+    for count in (2, 8):
+        found = parts_of(criterion, outputs, labels, count).sum()
+        assert torch.allclose(found, criterion(outputs, labels), rtol=1e-5)
+
+
+# ---- what would not be trained ----------------------------------------------------------------
+
+
+class Scaled(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(()))
+
+    def forward(self, outputs, labels):
+        return ((outputs - labels) ** 2).mean() * self.scale
+
+
+def test_parameters_of_a_criterion_are_said_not_to_be_trained(caplog):
+    with caplog.at_level(logging.WARNING, logger="ravnest"):
+        PartLoss(nn.CrossEntropyLoss(weight=CLASSES))
+        PartLoss(Scaled().requires_grad_(False))
+        assert not caplog.records
+        losses = PartLoss(Scaled())
+        for _ in range(3):
+            parts_of(losses, torch.randn(8), torch.randn(8), 2)
+    (record,) = caplog.records
+    assert "not trained: scale" in record.getMessage()
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_a_loss_without_gradients_is_refused(count):
+    outputs, labels = torch.randn(8, 3, requires_grad=True), torch.arange(8) % 3
+
+    def share(outputs, labels):
+        return (outputs.argmax(1) != labels).float().mean()
+
+    with pytest.raises(NodeError, match="does not depend on the model's output"):
+        parts_of(share, outputs, labels, count)
+    assert parts_of(nn.functional.cross_entropy, outputs, labels, count).requires_grad
+    with torch.no_grad():
+        assert parts_of(share, outputs, labels, count).isfinite().all()

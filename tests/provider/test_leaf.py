@@ -8,7 +8,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from ravnest.errors import DataError, NodeError
 from ravnest.provider.batches import part_bounds, rows_of
 from ravnest.provider.leaf import LabelFeed, Leaf, LeafSettings, accuracy, set_aside
-from ravnest.provider.proof import agree, proof_of
+from ravnest.provider.proof import proof_of
 from ravnest.wire.messages import MicroBatch
 
 
@@ -66,27 +66,35 @@ def test_missing_and_short_labels_are_named():
         feed.part(part(1), ())
 
 
-# ---- the same batch? --------------------------------------------------------------------------
-
-X, Y = torch.rand(4, 3), torch.tensor([1, 2, 3, 4])
-OTHER = (torch.rand(4, 3), torch.tensor([4, 3, 2, 1]))
-SAME = {
-    "equal": ((X, Y), (X.clone(), Y.clone())),
-    "augmented inputs, equal labels": ((X, Y), (OTHER[0], Y)),
-    "inputs here, labels there": ((X,), (Y,)),
-    "by name": ({"x": X, "y": Y}, (Y,)),
-    "nothing to compare": ((X,), ("text", 3)),
-}
+def test_a_tensor_that_ends_within_a_batch_is_too_short():
+    feed = LabelFeed(torch.arange(6), "labels")
+    feed.part(part(0, 4), ())
+    with pytest.raises(DataError, match="ends before"):
+        feed.part(part(1, 4), ())
 
 
-@pytest.mark.parametrize(("theirs", "mine"), SAME.values(), ids=list(SAME))
-def test_equal_batches_agree(theirs, mine):
-    assert agree(proof_of(theirs), proof_of(mine))
+def test_batches_of_another_size_are_named():
+    """Half as many rows, in halves: every part would have had the same labels."""
+    root = (torch.rand(8, 3), torch.arange(8))
+    feed = LabelFeed([(root[0][:4], root[1][:4])], "labels")
+    with pytest.raises(DataError, match="8 rows at the Root and 4 rows at the Leaf"):
+        feed.part(part(0, 8, 0, 2), proof_of(root))
 
 
-@pytest.mark.parametrize("mine", [OTHER, (OTHER[1],), {"labels": OTHER[1]}])
-def test_other_batches_do_not(mine):
-    assert not agree(proof_of((X, Y)), proof_of(mine))
+@pytest.mark.parametrize("labels", [torch.arange(4), ("one", "text"), 3])
+def test_labels_that_cannot_be_divided_are_refused(labels):
+    with pytest.raises(DataError, match=r"has 8 rows.*micro_batches=1"):
+        LabelFeed([labels], "labels").part(part(0, 8, 0, 2), ())
+    assert LabelFeed([labels], "labels").part(part(0, 8), ()) is labels
+
+
+def test_the_feed_remembers_what_is_in_every_batch():
+    """Positions are equal at first sight; the second batch shows that they always are."""
+    positions = torch.arange(8).expand(4, 8)
+    feed = LabelFeed([(positions, torch.arange(k, k + 4)) for k in (0, 4)], "labels")
+    feed.part(part(0, 4), proof_of((positions, torch.arange(8, 12))))
+    with pytest.raises(DataError, match="not on the same batch"):
+        feed.part(part(1, 4), proof_of((positions, torch.arange(12, 16))))
 
 
 # ---- losses and metrics -----------------------------------------------------------------------
@@ -111,7 +119,7 @@ def test_the_parts_of_a_batch_add_up_to_its_loss(tmp_path):
 
 @pytest.mark.parametrize("criterion", [None, lambda o, b: 3.0, lambda o, b: o])
 def test_a_useless_criterion_is_refused(criterion):
-    leaf = Leaf(LeafSettings(criterion=criterion, labels=[Y]))
+    leaf = Leaf(LeafSettings(criterion=criterion, labels=[torch.arange(4)]))
     with pytest.raises(NodeError, match="criterion"):
         leaf.loss(torch.rand(4, 2), part(0, 4), ())
 
@@ -157,3 +165,38 @@ def test_a_validation_is_averaged_over_rows_and_written(tmp_path):
     assert float(path.read_text()) == pytest.approx(0.8)
     leaf.judge(torch.zeros(8), part(2, 8), ())
     assert leaf.validation_ended()["mean"] == 0.0
+
+
+def judged(metrics, criterion=None):
+    leaf = Leaf(LeafSettings(test_labels=[torch.zeros(8)], metrics=metrics, criterion=criterion))
+    leaf.judge(torch.ones(8), part(0, 8), ())
+    return leaf.validation_ended()
+
+
+def test_a_loss_of_the_users_own_is_not_mixed_with_the_criterion():
+    def criterion(outputs, batch):
+        return outputs.mean()
+
+    assert judged({"loss": lambda o, b: 100.0}, criterion) == {"loss": 100.0}
+    assert judged({"other": lambda o, b: 100.0}, criterion) == {"other": 100.0, "loss": 1.0}
+
+
+def test_a_metric_may_give_sum_and_count_as_a_list():
+    assert judged({"share": lambda o, b: [1.0, 4]}) == {"share": 0.25}
+
+
+@pytest.mark.parametrize("value", ["3", {"f1": 1.0}, torch.zeros(8), (1, 2, 3), [None, 2]])
+def test_a_metric_that_gives_no_number_is_named(value):
+    with pytest.raises(NodeError, match="the metric 'f1' must return one number"):
+        judged({"f1": lambda o, b: value})
+
+
+def test_a_validation_that_was_broken_off_is_forgotten():
+    items = [torch.full((4,), float(k)) for k in range(3)]
+    leaf = Leaf(LeafSettings(test_labels=items, metrics={"label": lambda o, b: b.mean()}))
+    for number in range(2):
+        leaf.judge(torch.zeros(4), part(number, 4), ())
+    leaf.forget()
+    for number in range(2, 5):
+        leaf.judge(torch.zeros(4), part(number, 4), proof_of(items[number - 2]))
+    assert leaf.validation_ended() == {"label": 1.0}

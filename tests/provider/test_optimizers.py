@@ -95,7 +95,66 @@ def test_muon_follows_weights_that_move():
         with versions.collect_gradients(step):
             torch.manual_seed(step)
             moving(torch.randn(5, 1, 4, 4)).square().mean().backward()
-        updater.apply(step + 1, batches=1, in_place=False)
+        updater.apply(step + 1, update=step, batches=1, in_place=False)
         versions.release(step)
     for expected, found in zip(plain.parameters(), versions.masters, strict=True):
         assert torch.allclose(expected, found, atol=1e-6)
+
+
+# ---- updates and schedules --------------------------------------------------------------------
+
+
+def updater_with(**settings):
+    torch.manual_seed(0)
+    model = net()
+    versions = WeightVersions(model)
+    settings = {"optimizer": torch.optim.SGD, "optimizer_params": {"lr": 1.0}} | settings
+    return Updater(versions, versions.masters, UpdateSettings(**settings))
+
+
+def test_a_schedule_is_stepped_once_for_each_update_that_one_makes_up_for():
+    """Stages coalesce differently; their learning rates stay together all the same."""
+    halving = {"lr_scheduler": torch.optim.lr_scheduler.ExponentialLR}
+    halving |= {"lr_scheduler_params": {"gamma": 0.5}, "lr_step_on_epoch_change": False}
+    one_by_one, coalesced = updater_with(**halving), updater_with(**halving)
+    for update in range(6):
+        one_by_one.apply(update + 1, update=update, batches=1, in_place=True)
+    for version, update in enumerate((0, 3, 5)):
+        coalesced.apply(version + 1, update=update, batches=1, in_place=True)
+    assert one_by_one.learning_rate == coalesced.learning_rate == 0.5**6
+
+
+@pytest.mark.parametrize("per_epoch", [True, False])
+def test_a_plateau_is_seen_by_the_losses(per_epoch):
+    updater = updater_with(
+        lr_scheduler=torch.optim.lr_scheduler.ReduceLROnPlateau,
+        lr_scheduler_params={"patience": 0, "factor": 0.1},
+        lr_step_on_epoch_change=per_epoch,
+    )
+    rates = []
+    for update, loss in enumerate((3.0, 2.0, 2.0)):
+        updater.heard_loss(loss)
+        updater.apply(update + 1, update=update, batches=1, in_place=True)
+        updater.epoch_ended()
+        rates.append(updater.learning_rate)
+    assert rates == pytest.approx([1.0, 1.0, 0.1])
+
+
+def test_training_without_an_optimizer_is_refused():
+    updater = updater_with(optimizer=None)
+    with pytest.raises(NodeError, match="nothing to train with"):
+        updater.apply(1, update=0, batches=1, in_place=True)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"optimizer": torch.optim.LBFGS}, "needs no closure"),
+        ({"optimizer_params": {"lr": -1.0}}, "'SGD' cannot be made from optimizer_params"),
+        ({"optimizer_params": {"rate": 1.0}}, "'SGD' cannot be made from optimizer_params"),
+        ({"lr_scheduler": torch.optim.lr_scheduler.StepLR}, "cannot be made from lr_scheduler_par"),
+    ],
+)
+def test_optimizers_and_schedules_that_cannot_work_are_refused(settings, message):
+    with pytest.raises(NodeError, match=message):
+        updater_with(**settings)

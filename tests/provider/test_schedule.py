@@ -145,7 +145,7 @@ def test_commands_wait_for_everything_before_them_and_finish_a_started_update():
     schedule = StageSchedule(Rules(is_last=False), limit=2)
     for batch in range(3):
         schedule.handle(ready(batch, per_update=2))
-    schedule.handle(CommandReady("epoch", 1))
+    schedule.handle(CommandReady("epoch", 1, ends_update=True))
     schedule.handle(ForwardReady(Key(3, 0), 2, False))
     done = drain(schedule)
     for batch in range(3):
@@ -154,6 +154,25 @@ def test_commands_wait_for_everything_before_them_and_finish_a_started_update():
     assert names(done) == "F0.0[0] F1.0[0] B0.0 F2.0[0] B1.0 U→1 B2.0 U→2 epoch F3.0[2]"
     updates = [item for item in done if isinstance(item, Update)]
     assert [(item.batches, item.in_place) for item in updates] == [(2, False), (1, True)]
+
+
+def test_other_commands_leave_a_started_update_as_it_is():
+    """A validation or a save in the middle of an accumulation."""
+    schedule = StageSchedule(Rules(is_last=True), limit=1)
+    schedule.handle(ready(0, per_update=2))
+    schedule.handle(CommandReady("validation", 1))
+    schedule.handle(ready(1, per_update=2))
+    assert names(drain(schedule)) == "F0.0[0] B0.0 validation F1.0[0] B1.0 U→1"
+
+
+def test_a_command_waits_for_an_update_that_waits_for_permission():
+    rules = Rules(is_last=True, schedule="sync", waits_for_permission=True)
+    schedule = StageSchedule(rules, limit=1)
+    schedule.handle(ready(0))
+    schedule.handle(CommandReady("validation", 1))
+    assert names(drain(schedule)) == "F0.0[0] B0.0"
+    schedule.handle(UpdateAllowed(0))
+    assert names(drain(schedule)) == "U→1 validation"
 
 
 def test_evaluation_goes_in_line_without_a_backward():
@@ -255,6 +274,23 @@ def test_the_window_follows_the_way_ahead():
     for number in range(64):
         window.returned(Trip(away_s=0.8, held_s=0.2, path_s=0.2), 0.1 * number)
     assert window.size == 10
+
+
+def test_links_that_vary_widen_the_window_a_little():
+    """16 links, stages of 0.1 s: half of the messages are 8 ms late, or a whole second."""
+    sizes = []
+    for late_s in (0.0, 0.008, 1.0):
+        stages = [InFlightWindow(WindowLimits(1, 100)) for _ in range(16)]
+        for number in range(128):
+            path_s = slowest_s = 0.1
+            for window in reversed(stages):
+                window.served(0.1)
+                late = late_s if number % 2 else 0.0
+                window.returned(Trip(0.05 + late, 0.0, path_s, slowest_s), 0.1 * number)
+                path_s, slowest_s = window.path_s, window.slowest_s
+        sizes.append(stages[0].size)
+    steady, jittery, queueing = sizes
+    assert steady < jittery <= queueing <= steady + 2
 
 
 def test_queues_do_not_widen_the_window():

@@ -10,7 +10,15 @@ import torch
 from samples import weights, whole, write
 
 from ravnest.errors import PackageError
-from ravnest.stage.package import Limits, StagePackage, check_trained, load_package, save_trained
+from ravnest.stage.package import (
+    Limits,
+    StagePackage,
+    check_trained,
+    load_package,
+    save_trained,
+    settle_trained,
+    trained_saves,
+)
 
 
 @pytest.fixture
@@ -140,4 +148,22 @@ def test_an_interrupted_save_leaves_the_older_result_whole(package, monkeypatch,
     found = package.module(trained=True).tensors()
     assert torch.equal(found["scale"], trained(1.0)["scale"])
     save_trained(package, trained(6.0))
+    settle_trained(package)
     assert [results_of(package)] == list(package.directory.glob("trained-*"))
+
+
+def test_the_save_before_stays_until_all_stages_have_the_last_one(package):
+    save_trained(package, trained(2.0), "second")
+    save_trained(package, trained(3.0), "third")
+    assert list(trained_saves(package)) == ["third", "second"]
+    settle_trained(package)
+    assert list(trained_saves(package)) == ["third"]
+    assert [results_of(package)] == list(package.directory.glob("trained-*"))
+
+
+def test_equal_weights_of_two_saves_share_a_file(package):
+    save_trained(package, trained(2.0), "second")
+    save_trained(package, trained(2.0), "third")
+    assert len(set(trained_saves(package).values())) == 1
+    settle_trained(package)
+    assert package.module(trained=True).tensors().keys() == trained(2.0).keys()

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import socket
+import threading
 
 import pytest
 import torch
@@ -19,6 +20,7 @@ from ravnest.wire.messages import Command
 from ravnest.wire.peers import Patience, Peer
 from ravnest.wire.session import Window
 from ravnest.wire.streams import ListenError, StreamError
+from ravnest.wire.tcp_network import TcpNetwork
 
 QUICK = Patience(
     connect_s=5, resume_s=1.0, nobody_s=0.4, hello_s=2, retry_s=0.02, ack_s=0.01, report_s=0.2
@@ -60,11 +62,14 @@ class World:
     def __init__(self, kind):
         self.hub = MemoryHub() if kind == "memory" else None
         self.encrypted = kind == "grpc with TLS"
+        self.plain = kind == "tcp"
         self.parties = []
 
     def network(self, node):
         if self.hub:
             return MemoryNetwork(self.hub)
+        if self.plain:
+            return TcpNetwork()
         return GrpcNetwork(our_authority().keys(node) if self.encrypted else None)
 
     def party(self, node, **options):
@@ -88,7 +93,7 @@ class World:
             await party.endpoint.close(0.2)
 
 
-@pytest.fixture(params=["memory", "grpc", "grpc with TLS"])
+@pytest.fixture(params=["memory", "grpc", "grpc with TLS", "tcp"])
 def run(request):
     """Runs a test's coroutine in a fresh world."""
 
@@ -230,9 +235,61 @@ def test_a_restarted_neighbour_is_not_mistaken_for_the_old_one(run):
     async def scenario(world):
         a, b = await world.pair()
         await a.endpoint._network.close()
+        while not b.link.traffic.breaks:
+            await asyncio.sleep(0.01)
         again = world.party("a")
         await again.endpoint.dial(b.peer)
         assert "restarted" in str((await b.next(Lost)).error)
+
+    run(scenario)
+
+
+def test_an_impostor_does_not_disturb_the_neighbour_it_pretends_to_be(run):
+    async def scenario(world):
+        a, b = await world.pair()
+        impostor = world.party("a")
+        await impostor.endpoint.dial(b.peer)
+        assert "connected already" in str((await impostor.next(Lost)).error)
+        a.link.send(numbered(7))
+        assert (await b.next()).message.number == 7
+
+    run(scenario)
+
+
+def test_a_refusal_does_not_tell_the_run(run):
+    async def scenario(world):
+        b = world.party("b", run="secret")
+        await b.endpoint.listen(b.address)
+        stranger = world.party("a", run="guess")
+        await stranger.endpoint.dial(b.peer)
+        error = str((await stranger.next(Lost)).error)
+        assert "guess" in error
+        assert "secret" not in error
+
+    run(scenario)
+
+
+def test_tensors_are_read_when_they_are_ready_and_in_order(run):
+    """A copy from a device may still be under way when its message is handed over."""
+
+    async def scenario(world):
+        a, b = await world.pair()
+        late, copied = torch.zeros(300_000), threading.Event()
+
+        def ready():
+            copied.wait(10)
+            late.fill_(5)
+
+        a.link.send(Parcel(Command(order="flush", number=1), (late,), ready))
+        a.link.send(numbered(2))
+        b.link.send(numbered(3))
+        assert (await a.next()).message.number == 3
+        assert b.events.empty()
+        copied.set()
+        parcel = await b.next()
+        assert parcel.message.number == 1
+        assert (parcel.tensors[0] == 5).all()
+        assert (await b.next()).message.number == 2
 
     run(scenario)
 
@@ -265,7 +322,7 @@ def test_noise_does_not_disturb_the_neighbours(run, noise):
         stream = await caller.dial(b.address)
         with contextlib.suppress(StreamError):
             for chunk in noise:
-                await stream.write(chunk)
+                await stream.write((chunk,))
             while await stream.read() is not None:
                 pass
         await stream.close()
@@ -279,7 +336,7 @@ def test_noise_does_not_disturb_the_neighbours(run, noise):
 def test_a_neighbour_that_sends_garbage_is_given_up(run):
     async def scenario(world):
         a, b = await world.pair()
-        await a.link._stream.write(b"garbage" * 20)
+        await a.link._stream.write((b"garbage" * 20,))
         assert "unreadable" in str((await b.next(Lost)).error)
 
     run(scenario)
@@ -389,8 +446,8 @@ def test_a_greeting_is_not_repeated_later(run):
 
         a, b = await world.pair()
         hello = Hello(protocol=1, run="run", node="a", session="x", received=0)
-        for chunk in chunks(encode(Parcel(hello), 1), Ack(0, 0)):
-            await a.link._stream.write(chunk)
+        for parts in chunks(encode(Parcel(hello), 1), Ack(0, 0)):
+            await a.link._stream.write(parts)
         assert "greeting in the middle" in str((await b.next(Lost)).error)
 
     run(scenario)

@@ -4,7 +4,8 @@ Each subcommand is a file of its own in this folder, named like the subcommand, 
 command called `command`. Those files import the library inside the command's body, never at the
 top: torch takes seconds to load, and neither `--help` nor a mistyped option should wait for it.
 
-Exit codes: 0 done, 1 failed, 2 wrong usage, 130 interrupted.
+Exit codes: 0 done, 1 failed, 2 wrong usage, 130 interrupted; `run` and `demo` that are ended by
+another signal while providers run, 128 + its number.
 """
 
 import importlib

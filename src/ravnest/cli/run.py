@@ -27,8 +27,9 @@ import click
 def command(script: Path, arguments: tuple[str, ...], nodes: int | None, node_data: Path) -> int:
     """Start SCRIPT once for every provider of the plan, here on this machine.
 
-    Each process finds its own name in RAVNEST_NODE, so that Node() needs none. Whatever stands
-    after SCRIPT goes to the script.
+    Each process finds its own name in RAVNEST_NODE and the folder of the plan in
+    RAVNEST_NODE_DATA, so that Node() needs neither. Whatever stands after SCRIPT goes to the
+    script.
     """
     from ravnest.launch import launch, planned_nodes
     from ravnest.rundir import RunDir
@@ -38,6 +39,7 @@ def command(script: Path, arguments: tuple[str, ...], nodes: int | None, node_da
     outcome = launch(
         [sys.executable, str(script), *arguments],
         names,
+        environment={"RAVNEST_NODE_DATA": str(node_data.absolute())},
         show=lambda name, line: click.echo(f"{name.ljust(width)} | {line}"),
     )
     for name, code in outcome.codes.items():

@@ -1,9 +1,11 @@
 """Put the trained stages of a cluster back together as one state_dict of the original model.
 
 Every key of the original state_dict comes from the one stage that owns its tensor; tied names share
-it. Stages that are missing, untrained, damaged or of another plan are named, not papered over.
+it. Stages that are missing, untrained, damaged, of another plan or of another save are named, not
+papered over. If the last save was interrupted the one before, which all stages have, is used.
 """
 
+import logging
 from collections import OrderedDict
 from collections.abc import Mapping
 from pathlib import Path
@@ -22,7 +24,10 @@ from ravnest.stage.package import (
     check_trained,
     load_package,
     load_weights,
+    trained_saves,
 )
+
+logger = logging.getLogger("ravnest")
 
 STATE_DICT = "trained_state_dict.pt"
 SAFETENSORS = "trained_state_dict.safetensors"
@@ -37,7 +42,7 @@ def fuse_cluster(
     plan, index = _read_plan(run)
     cluster = _cluster(plan, cluster_id)
     packages = [_open_stage(run, plan, cluster, number) for number in range(len(cluster.stages))]
-    owned = _owned_tensors(packages)
+    owned = _owned_tensors(packages, _same_save(cluster, packages))
     missing = [entry.tensor for entry in index.state if entry.tensor not in owned]
     if missing:
         raise FusionError(f"no stage of cluster {cluster_id} owns the tensor {missing[0]!r}")
@@ -115,11 +120,36 @@ def _open_stage(run: RunDir, plan: Plan, cluster: ClusterPlan, number: int) -> S
     return package
 
 
-def _owned_tensors(packages: list[StagePackage]) -> dict[str, torch.Tensor]:
+def _same_save(cluster: ClusterPlan, packages: list[StagePackage]) -> list[Path]:
+    """The trained files of all stages, of the last save that every stage has."""
+    saves = [trained_saves(package) for package in packages]
+    common = next((save for save in saves[0] if all(save in found for found in saves)), None)
+    newest = [next(iter(found)) for found in saves]
+    behind = [
+        f"node_{stage.provider.id}"
+        for stage, save in zip(cluster.stages, newest, strict=True)
+        if save != newest[0]
+    ]
+    if common is None:
+        raise FusionError(
+            f"the trained stages are of different saves: {', '.join(behind)} and "
+            f"node_{cluster.stages[0].provider.id} have none in common. Train and save again, or "
+            "copy trained.json and trained-*.safetensors of one run from every provider."
+        )
+    if behind:
+        logger.warning(
+            "the last save is not complete (%s and node_%s differ); the one before is fused",
+            ", ".join(behind),
+            cluster.stages[0].provider.id,
+        )
+    return [found[common] for found in saves]
+
+
+def _owned_tensors(packages: list[StagePackage], files: list[Path]) -> dict[str, torch.Tensor]:
     owned: dict[str, torch.Tensor] = {}
-    for package in packages:
+    for package, file in zip(packages, files, strict=True):
         try:
-            weights = load_weights(check_trained(package), package.graph)
+            weights = load_weights(file, package.graph)
         except PackageError as error:
             raise FusionError(str(error)) from error
         for spec in package.graph.tensors:

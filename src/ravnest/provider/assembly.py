@@ -18,7 +18,7 @@ from ravnest.provider.schedule.pipeline import Rules, StageSchedule
 from ravnest.provider.schedule.window import InFlightWindow, WindowLimits
 from ravnest.provider.tied import TiedParameters
 from ravnest.stage.module import StageModule
-from ravnest.stage.package import StagePackage, save_trained
+from ravnest.stage.package import StagePackage, save_trained, settle_trained
 
 Schedule = Literal["async", "sync"]
 
@@ -78,7 +78,7 @@ def build_runner(
         tied=TiedParameters(graph, named),
         observer=observer,
         leaf=Leaf(settings.leaf) if graph.is_last else None,
-        save=_saving(package, stage),
+        saving=_Saving(package, stage),
         norms=GradientNorms(is_first=graph.is_first, waits=waits) if clips else None,
         clock=clock,
     )
@@ -94,5 +94,13 @@ def _window(stage: int, stages: int, settings: StageSettings) -> WindowLimits:
     return WindowLimits(min(least, most), most, spare)
 
 
-def _saving(package: StagePackage, stage: StageModule) -> Callable[[], None]:
-    return lambda: save_trained(package, stage.tensors())
+@dataclass(frozen=True)
+class _Saving:
+    package: StagePackage
+    stage: StageModule
+
+    def save(self, token: str) -> None:
+        save_trained(self.package, self.stage.tensors(), token)
+
+    def settle(self) -> None:
+        settle_trained(self.package)

@@ -1,9 +1,10 @@
 """Dividing a batch into parts, on the Root (inputs) and on the Leaf (labels) alike."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import is_dataclass, replace
 from typing import Any
 
+import numpy as np
 import torch
 
 
@@ -18,21 +19,68 @@ def rows_of(item: Any, rows: int, start: int, stop: int) -> Any:
     """The same structure with rows start … stop of everything that has `rows` of them."""
     if start == 0 and stop == rows:
         return item
-    if isinstance(item, torch.Tensor):
-        return item[start:stop] if item.dim() and item.shape[0] == rows else item
+    return _changed(item, rows, lambda whole: whole[start:stop])
+
+
+def has_rows(item: Any, rows: int) -> bool:
+    """Whether there is anything in it that `rows_of` would divide."""
+    found = []
+
+    def note(whole: Any) -> Any:
+        found.append(True)
+        return whole
+
+    _changed(item, rows, note)
+    return bool(found)
+
+
+def doubled(item: Any) -> Any:
+    """One row, twice."""
+    return _changed(item, 1, _twice)
+
+
+def _twice(whole: Any) -> Any:
+    if isinstance(whole, torch.Tensor):
+        return torch.cat((whole, whole))
+    return np.concatenate((whole, whole)) if isinstance(whole, np.ndarray) else whole + whole
+
+
+def _changed(item: Any, rows: int, change: Callable[[Any], Any]) -> Any:
+    """The same structure, with `change` applied to everything that has one entry for each row."""
+    if isinstance(item, torch.Tensor | np.ndarray):
+        return change(item) if item.ndim and item.shape[0] == rows else item
     if isinstance(item, Mapping):
-        return type(item)({key: rows_of(v, rows, start, stop) for key, v in item.items()})  # type: ignore[call-arg]
+        return type(item)({key: _changed(v, rows, change) for key, v in item.items()})  # type: ignore[call-arg]
     if isinstance(item, tuple) and hasattr(item, "_fields"):
-        return type(item)(*(rows_of(value, rows, start, stop) for value in item))
+        return type(item)(*(_changed(value, rows, change) for value in item))
     if isinstance(item, tuple | list):
-        if isinstance(item, list) and len(item) == rows and not _holds_tensors(item):
-            return item[start:stop]
-        return type(item)(rows_of(value, rows, start, stop) for value in item)
+        if len(item) == rows and not _holds_whole_batches(item, rows):
+            return change(item)
+        return type(item)(_changed(value, rows, change) for value in item)
     if is_dataclass(item) and not isinstance(item, type):
-        changed = {name: rows_of(v, rows, start, stop) for name, v in vars(item).items()}
-        return replace(item, **changed)
+        return replace(item, **{name: _changed(v, rows, change) for name, v in vars(item).items()})
     return item
 
 
-def _holds_tensors(items: Sequence[Any]) -> bool:
-    return any(isinstance(item, torch.Tensor) for item in items)
+def _holds_whole_batches(items: Sequence[Any], rows: int) -> bool:
+    """Whether the entries are things like [inputs, labels], which happen to be as many as rows."""
+    if len(items) > 1 and all(isinstance(item, Mapping) for item in items):
+        described_alike = len({frozenset(item) for item in items}) == 1
+        if described_alike:  # one row each
+            return False
+    # Plain numbers, a factor for the whole batch for instance, say nothing about it.
+    lengths = {array.shape[0] for array in _arrays(items) if array.ndim}
+    return lengths == {rows}
+
+
+def _arrays(item: Any) -> Iterator[Any]:
+    if isinstance(item, torch.Tensor | np.ndarray):
+        yield item
+    elif isinstance(item, Mapping):
+        for value in item.values():
+            yield from _arrays(value)
+    elif isinstance(item, tuple | list):
+        for value in item:
+            yield from _arrays(value)
+    elif is_dataclass(item) and not isinstance(item, type):
+        yield from _arrays(vars(item))

@@ -3,11 +3,16 @@
 Most criteria are means over rows: a part then counts by its share of the rows. Cross entropy is a
 mean over the targets that are not to be ignored, of which a part may have more or fewer than its
 share, so these are counted. Some criteria are sums, and count as they are. Whatever else there is
-(a loss that compares rows with each other) has no value for a part; the first part shows it.
+(a loss that compares rows with each other) has no value for a part.
+
+Which of these it is, the first part shows, or a later one if that has only zeros or no finite
+value. What seems to be a mean over rows is looked at again now and then: the first batches may have
+had nothing to ignore.
 """
 
 import copy
 import logging
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -15,12 +20,11 @@ import torch
 from torch import nn
 
 from ravnest.errors import NodeError
-from ravnest.provider.batches import rows_of
+from ravnest.provider.batches import doubled, part_bounds, rows_of
+from ravnest.provider.proof import tensors_in
 from ravnest.wire.messages import MicroBatch
 
 logger = logging.getLogger("ravnest")
-_EQUAL = 1e-3
-"""Relative differences up to this come from rounding."""
 
 
 class PartLoss:
@@ -31,9 +35,23 @@ class PartLoss:
         self._adds_up = getattr(criterion, "reduction", "mean") == "sum"
         self._summed = _summed(criterion)
         self._known = self._adds_up or self._summed is not None
+        self._seems_mean = self._seldom = False
+        self._parts_seen = 0
+        _warn_of_parameters(criterion)
 
     def __call__(self, outputs: Any, part: Any, whole: Any, of: MicroBatch) -> torch.Tensor:
         """`part` and `whole` are the labels of this part and of the whole batch."""
+        loss = self._share(outputs, part, whole, of)
+        if not loss.requires_grad and _can_be_trained(outputs):
+            raise NodeError(
+                "the criterion's loss does not depend on the model's output: nothing can be "
+                "learnt from it. It must be computed from the output by operations that have "
+                "gradients (no argmax, detach() or item()); where a batch has nothing to learn "
+                "from, return outputs.sum() * 0"
+            )
+        return loss
+
+    def _share(self, outputs: Any, part: Any, whole: Any, of: MicroBatch) -> torch.Tensor:
         if of.parts == 1:
             return self._value(outputs, part)
         if self._summed is not None and isinstance(whole, torch.Tensor):
@@ -41,9 +59,8 @@ class PartLoss:
             if counted is not None and bool(counted > 0):
                 return self._check(self._summed(outputs, part)) / counted
         loss = self._value(outputs, part)
-        if not self._known:
-            self._find_out(outputs, part, of, float(loss.detach()))
-            self._known = True
+        if self._is_to_be_looked_at():
+            self._find_out(outputs, whole, of, loss.detach())
         return loss if self._adds_up else loss * (of.rows / of.batch_rows)
 
     def _value(self, outputs: Any, labels: Any) -> torch.Tensor:
@@ -57,59 +74,101 @@ class PartLoss:
 
     # ---- what kind of criterion is this? ----
 
-    def _find_out(self, outputs: Any, part: Any, of: MicroBatch, value: float) -> None:
+    def _is_to_be_looked_at(self) -> bool:
+        """Every part until one shows it; then the 2nd, 4th, 8th, … part, which costs nothing."""
+        if self._known:
+            return False
+        self._parts_seen += 1
+        return not self._seldom or self._parts_seen.bit_count() == 1
+
+    def _find_out(self, outputs: Any, whole: Any, of: MicroBatch, loss: torch.Tensor) -> None:
         """Compare the value of these rows with those of their halves (of a single row: with that
         of the row twice)."""
         try:
             with torch.no_grad():
-                found, halves, rows = self._compared(outputs, part, of.rows, value)
+                found, halves, rows = self._compared(outputs, whole, of, float(loss))
         except Exception as error:
             logger.debug("the criterion cannot be tried on fewer rows: %s", error)
+            self._seldom = True
             return
+        if all(math.isfinite(value) for value in (found, *halves)):
+            self._conclude(found, halves, rows, _rounding(loss))
+
+    def _conclude(
+        self, found: float, halves: list[float], rows: tuple[int, int], rounding: float
+    ) -> None:
         mean = sum(half * count for half, count in zip(halves, rows, strict=True)) / sum(rows)
-        slack = _EQUAL * max(abs(mean), abs(found), 1e-12)
-        if abs(found - mean) <= slack:
+        slack = rounding * max(abs(found), *map(abs, halves), 1e-12)
+        is_mean, is_sum = abs(found - mean) <= slack, abs(found - sum(halves)) <= slack
+        if is_mean and is_sum:  # zeros, or halves that cancel each other
             return
-        if abs(found - sum(halves)) <= slack:
+        if is_mean:
+            self._seems_mean, self._seldom, self._adds_up = True, True, False
+        elif is_sum and not self._seems_mean:
             self._adds_up = True
-            return
-        if not min(halves) - slack <= found <= max(halves) + slack:
-            raise NodeError(
-                "the criterion is no mean over the rows of a batch, nor a sum: of rows with the "
-                f"values {halves[0]:.4g} and {halves[1]:.4g} it makes {found:.4g}. If it compares "
-                "rows with each other, batches must stay whole: Node(micro_batches=1), better "
-                "clusterize(micro_batches=1)"
-            )
-        logger.warning(
-            "the criterion is a mean over other things than the rows of a batch (words that are "
-            "not masked?). The parts of a batch count by their rows; for exact values pass "
-            "nn.CrossEntropyLoss itself, or keep batches whole with micro_batches=1"
-        )
+            # With nothing in one half, a mean over what is not masked would look like this too.
+            self._known = min(map(abs, halves)) > slack
+        else:
+            self._known, self._adds_up = True, False
+            _complain(found, halves, slack)
 
     def _compared(
-        self, outputs: Any, part: Any, rows: int, value: float
+        self, outputs: Any, whole: Any, of: MicroBatch, value: float
     ) -> tuple[float, list[float], tuple[int, int]]:
         """The value of some rows, those of their halves, and how many rows these have."""
-        if rows == 1:
-            twice = float(self._value(_doubled(outputs), _doubled(part)))
+        first, _ = part_bounds(of.batch_rows, of.parts)[of.part]
+
+        def labels(start: int, stop: int) -> Any:
+            # Of the whole: the fewer the rows, the more things have as many by chance.
+            return rows_of(whole, of.batch_rows, first + start, first + stop)
+
+        if of.rows == 1:
+            twice = float(self._value(doubled(outputs), doubled(labels(0, 1))))
             return twice, [value, value], (1, 1)
-        middle = rows // 2
+        middle = of.rows // 2
         halves = [
-            float(self._value(*(rows_of(item, rows, start, stop) for item in (outputs, part))))
-            for start, stop in ((0, middle), (middle, rows))
+            float(self._value(rows_of(outputs, of.rows, start, stop), labels(start, stop)))
+            for start, stop in ((0, middle), (middle, of.rows))
         ]
-        return value, halves, (middle, rows - middle)
+        return value, halves, (middle, of.rows - middle)
 
 
-def _doubled(item: Any) -> Any:
-    """One row, twice."""
-    if isinstance(item, torch.Tensor):
-        return torch.cat((item, item)) if item.dim() and item.shape[0] == 1 else item
-    if isinstance(item, dict):
-        return type(item)({key: _doubled(value) for key, value in item.items()})
-    if isinstance(item, tuple | list):
-        return type(item)(_doubled(value) for value in item)
-    return item
+def _complain(found: float, halves: list[float], slack: float) -> None:
+    """About a criterion that is neither a mean over rows nor a sum."""
+    if not min(halves) - slack <= found <= max(halves) + slack:
+        raise NodeError(
+            "the criterion is no mean over the rows of a batch, nor a sum: of rows with the "
+            f"values {halves[0]:.4g} and {halves[1]:.4g} it makes {found:.4g}. If it compares "
+            "rows with each other, batches must stay whole: Node(micro_batches=1), better "
+            "clusterize(micro_batches=1)"
+        )
+    logger.warning(
+        "the criterion is a mean over other things than the rows of a batch (words that are "
+        "not masked?). The parts of a batch count by their rows; for exact values pass "
+        "nn.CrossEntropyLoss itself, or keep batches whole with micro_batches=1"
+    )
+
+
+def _rounding(loss: torch.Tensor) -> float:
+    """Relative differences up to this come from rounding."""
+    precision = torch.finfo(loss.dtype).eps if loss.is_floating_point() else 0.0
+    return max(1e-3, 4 * precision)
+
+
+def _can_be_trained(outputs: Any) -> bool:
+    return torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors_in(outputs))
+
+
+def _warn_of_parameters(criterion: object) -> None:
+    if not isinstance(criterion, nn.Module):
+        return
+    own = [name for name, tensor in criterion.named_parameters() if tensor.requires_grad]
+    if own:
+        logger.warning(
+            "the criterion has parameters of its own, which are not trained: %s. Make them part of "
+            "the model if they are to learn",
+            ", ".join(own),
+        )
 
 
 def _summed(criterion: object) -> nn.Module | None:

@@ -9,9 +9,9 @@ from typing import Any, TextIO
 import torch
 
 from ravnest.errors import DataError, NodeError
-from ravnest.provider.batches import part_bounds, rows_of
+from ravnest.provider.batches import has_rows, part_bounds, rows_of
 from ravnest.provider.criterion import PartLoss
-from ravnest.provider.proof import agree, proof_of
+from ravnest.provider.proof import Comparison, proof_of, tensors_in
 from ravnest.wire.messages import MicroBatch
 
 logger = logging.getLogger("ravnest")
@@ -28,12 +28,14 @@ class LabelFeed:
         self._batches: Iterator[Any] | None = None
         self._row = 0
         self._current: tuple[int, Any] | None = None
+        self._comparison = Comparison()
 
     def part(self, of: MicroBatch, proof: tuple[int, ...]) -> Any:
         """What belongs to this micro-batch; `DataError` if it is not what the Root reads."""
         if self._current is None or self._current[0] != of.batch:
             self._current = (of.batch, self._next(of))
             self._check(of, proof)
+            self._check_division(of)
         item = self._current[1]
         start, stop = part_bounds(of.batch_rows, of.parts)[of.part]
         return rows_of(item, of.batch_rows, start, stop)
@@ -44,19 +46,32 @@ class LabelFeed:
         return None if self._current is None else self._current[1]
 
     def _check(self, of: MicroBatch, proof: tuple[int, ...]) -> None:
-        assert self._current is not None
-        if proof and not agree(proof, proof_of(self._current[1])):
+        found = self._comparison.difference(proof, proof_of(self.whole)) if proof else None
+        if found is not None:
             raise DataError(
                 f"Root and Leaf are not on the same batch (number {of.batch} of the run): what the "
-                f"Leaf reads from `{self._name}` is not what the Root sent. Give both the same "
-                "data in the same order: set_seed with the same seed in every script, and "
-                "generator=torch.Generator() in a DataLoader that shuffles."
+                f"Leaf reads from `{self._name}` is not what the Root sent; {found}. Give both the "
+                "same data in the same order and in batches of the same size: set_seed with the "
+                "same seed in every script, and generator=torch.Generator() in a DataLoader that "
+                "shuffles."
             )
+
+    def _check_division(self, of: MicroBatch) -> None:
+        """Each part must get labels of its own."""
+        if of.parts == 1 or has_rows(self.whole, of.batch_rows):
+            return
+        shapes = ", ".join(str(list(tensor.shape)) for tensor in tensors_in(self.whole))
+        raise DataError(
+            f"batch {of.batch} of the run has {of.batch_rows} rows and is divided into {of.parts} "
+            f"parts, but nothing that the Leaf reads from `{self._name}` has {of.batch_rows} rows "
+            f"({'shapes: ' + shapes if shapes else type(self.whole).__name__}). Give it labels "
+            "with one entry for each row, or keep batches whole: Node(micro_batches=1)"
+        )
 
     def _next(self, of: MicroBatch) -> Any:
         if isinstance(self._source, torch.Tensor):
             start, self._row = self._row, self._row + of.batch_rows
-            if start >= len(self._source):
+            if self._row > len(self._source):
                 raise self._too_short(of)
             return self._source[start : start + of.batch_rows]
         if self._batches is None:
@@ -80,7 +95,12 @@ class LabelFeed:
         if self._batches is not None:
             # As the Root's loop does, ask once more: samplers draw from their generator at the end.
             next(self._batches, None)
+        self.forget()
+
+    def forget(self) -> None:
+        """Begin anew, wherever it was: the Root has broken off its loop."""
         self._batches, self._row, self._current = None, 0, None
+        self._comparison.epoch_ended()
 
 
 class LossLog:
@@ -123,12 +143,28 @@ class Judgement:
     counts: dict[str, float] = field(default_factory=dict)
 
     def add(self, name: str, value: Any, rows: int) -> None:
-        total, count = value if isinstance(value, tuple) else (float(value) * rows, rows)
-        self.sums[name] = self.sums.get(name, 0.0) + float(total)
-        self.counts[name] = self.counts.get(name, 0.0) + float(count)
+        total, count = _sum_and_count(name, value, rows)
+        self.sums[name] = self.sums.get(name, 0.0) + total
+        self.counts[name] = self.counts.get(name, 0.0) + count
 
     def means(self) -> dict[str, float]:
         return {name: self.sums[name] / max(self.counts[name], 1e-12) for name in self.sums}
+
+
+def _sum_and_count(name: str, value: Any, rows: int) -> tuple[float, float]:
+    """Of what a metric gives for a batch."""
+    try:
+        if isinstance(value, tuple | list):
+            total, count = value
+            return float(total), float(count)
+        if not isinstance(value, str | bytes):
+            return float(value) * rows, float(rows)
+    except (TypeError, ValueError, RuntimeError):
+        pass  # said below, for whatever it is
+    raise NodeError(
+        f"the metric {name!r} must return one number, or a sum and how many it is over; it "
+        f"returned {value!r:.100}"
+    )
 
 
 @dataclass(frozen=True)
@@ -186,7 +222,8 @@ class Leaf:
             value = metric(outputs, batch)
             if value is not None:
                 self._judgement.add(name, value, of.rows)
-        if self._settings.criterion is not None:
+        # A metric of that name is what the user wants to see as the loss.
+        if self._settings.criterion is not None and "loss" not in self._settings.metrics:
             with torch.no_grad():
                 loss = self._settings.criterion(outputs, batch)
             if isinstance(loss, torch.Tensor) and loss.numel() == 1:
@@ -202,6 +239,11 @@ class Leaf:
 
     def epoch_ended(self) -> None:
         self._labels.restart()
+
+    def forget(self) -> None:
+        """Drop a validation pass that the Root has broken off; the next begins anew."""
+        self._judgement = Judgement()
+        self._test_labels.forget()
 
     def close(self) -> None:
         self._losses.close()

@@ -23,6 +23,24 @@ def positive(name: str, value: Any) -> int:
     return value
 
 
+def positive_number(name: str, value: Any) -> float | None:
+    if value is None:
+        return None
+    if not isinstance(value, int | float) or isinstance(value, bool) or not value > 0:
+        raise NodeError(f"{name} is {value!r}; expected a number above 0")
+    return float(value)
+
+
+def usable_device(device: torch.device | str) -> torch.device:
+    try:
+        found = torch.device(device)
+        torch.empty(0, device=found)
+    except (RuntimeError, AssertionError, NotImplementedError, TypeError) as error:
+        reason = str(error).splitlines()[0]
+        raise NodeError(f"device is {str(device)!r}; it cannot be used here: {reason}") from error
+    return found
+
+
 def at_least_two(name: str, value: Any) -> int:
     if positive(name, value) == 1:
         raise NodeError(f"{name} is 1; a pipeline needs at least 2")
@@ -68,4 +86,10 @@ def own_loader(loader: Any) -> Any:
     """A second reading of the same data, whose generator is not drawn from twice."""
     if not isinstance(loader, DataLoader):
         return loader
-    return copy.deepcopy(loader, {id(loader.dataset): loader.dataset})
+    try:
+        return copy.deepcopy(loader, {id(loader.dataset): loader.dataset})
+    except (NotImplementedError, TypeError, RuntimeError) as error:
+        raise NodeError(
+            "where one provider is Root and Leaf, both read the data, and this loader cannot be "
+            f"copied for the other one ({error}): give `labels` a DataLoader of its own"
+        ) from error

@@ -41,6 +41,15 @@ class Outlet(Protocol):
     def send(self, parcel: Parcel) -> None: ...
 
 
+class Saving(Protocol):
+    """Where the trained stage goes."""
+
+    def save(self, token: str) -> None: ...
+    def settle(self) -> None:
+        """Every stage of the cluster has saved: what was saved before is not needed any more."""
+        ...
+
+
 class Observer(Protocol):
     """Is told what has happened, on the compute thread; must not take long."""
 
@@ -83,7 +92,7 @@ class StageRunner:
         tied: TiedParameters,
         observer: Observer,
         leaf: Leaf | None,
-        save: Callable[[], None],
+        saving: Saving,
         norms: GradientNorms | None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -98,7 +107,7 @@ class StageRunner:
         self._tied = tied
         self._observer = observer
         self._leaf = leaf
-        self._save = save
+        self._saving = saving
         self._norms = norms
         self._clock = clock
         self._graph = passes.stage.graph
@@ -149,7 +158,9 @@ class StageRunner:
         return True
 
     def command(self, message: messages.Command) -> None:
-        self.schedule.handle(plan.CommandReady(message.order, message.number))
+        self.schedule.handle(
+            plan.CommandReady(message.order, message.number, message.ends_update, message.token)
+        )
 
     def _enter(self, work: _Work) -> None:
         of = work.message.of
@@ -198,6 +209,10 @@ class StageRunner:
 
     def set_lr_scheduler(self, factory: Callable[..., Any], params: Mapping[str, Any]) -> None:
         self._updater.set_scheduler(factory, params)
+
+    def close(self) -> None:
+        if self._leaf is not None:
+            self._leaf.close()
 
     # ---- work ----
 
@@ -269,6 +284,8 @@ class StageRunner:
             work.loss = self._leaf.finished_part(item.loss, of)
         self._send_back(work, gradients_for_previous(own, arrived, work.onward))
         if of.is_last_part:
+            if work.loss is not None:
+                self._updater.heard_loss(work.loss)
             self._observer.batch_done(of, work.loss)
 
     def _send_back(self, work: _Work, gradients: dict[int, torch.Tensor]) -> None:
@@ -298,6 +315,7 @@ class StageRunner:
     def _update(self, instruction: plan.Update) -> None:
         self._updater.apply(
             instruction.version,
+            update=instruction.update,
             batches=instruction.batches,
             in_place=instruction.in_place,
             total_squared_norm=self._total_norm(instruction),
@@ -353,14 +371,17 @@ class StageRunner:
                     self._leaf.epoch_ended()
             case "validation" if self._leaf is not None:
                 metrics = self._leaf.validation_ended()
+            case "reset" if self._leaf is not None:
+                self._leaf.forget()
             case "save":
-                self._save()
+                self._saving.save(command.token)
             case _:
                 pass
         self._observer.obeyed(command.name, command.number)
         if self.next is not None:
             order: Any = command.name
-            self.next.send(Parcel(messages.Command(order=order, number=command.number)))
+            message = messages.Command(order=order, number=command.number, token=command.token)
+            self.next.send(Parcel(message))
         else:
             order = command.name
             self._reply(messages.Reply(order=order, number=command.number, metrics=metrics))
@@ -370,5 +391,7 @@ class StageRunner:
         if reply.order == "epoch":
             metrics = {**self.meter.epoch(self._graph.stage, self._clock()), **reply.metrics}
             reply = msgspec.structs.replace(reply, metrics=metrics)
+        elif reply.order == "save":
+            self._saving.settle()
         self._hand_back(Parcel(reply))
         self._observer.replied(reply)

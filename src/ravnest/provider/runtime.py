@@ -11,10 +11,11 @@ whoever waits here gets the error.
 import logging
 import threading
 import time
+import uuid
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -30,9 +31,19 @@ from ravnest.wire.peers import Patience, Peer
 from ravnest.wire.streams import Network
 
 logger = logging.getLogger("ravnest")
+T = TypeVar("T")
 _STALL_REPORT_S = 60.0
 _LAST_STEP_S = 10.0
 """How long the compute thread may take to end: what it is computing is not interrupted."""
+
+
+def _text_of(error: BaseException) -> str:
+    """What it says, in a form that can be sent whatever it is."""
+    try:
+        text = str(error)
+    except Exception:
+        text = f"{type(error).__name__}, which cannot be put into words"
+    return text.encode("utf-8", "backslashreplace").decode()[:4000]
 
 
 @dataclass(frozen=True)
@@ -60,10 +71,6 @@ class _Waiters:
     )
 
 
-class _ToldError(PeerError):
-    """Another provider has failed, and everybody on this side of it has been told."""
-
-
 class ProviderRuntime:
     """Starts, serves and ends one provider."""
 
@@ -81,6 +88,8 @@ class ProviderRuntime:
     ) -> None:
         self.place = place
         self.failure: RavnestError | None = None
+        self.failure_was_raised = False
+        """Whether the user's thread has been told of it."""
         self._make_network = network
         self._make_runner = make_runner
         self._patience = patience or Patience()
@@ -115,8 +124,12 @@ class ProviderRuntime:
         """Listen, call the neighbours, and begin to serve; returns at once."""
         if self._shared_thread is None:
             self._network_thread.start()
-        self._network_thread.call(self._connect())
-        self.runner = self._make_runner(self)
+        try:
+            self._network_thread.call(self._connect())
+            self.runner = self._make_runner(self)
+        except BaseException:
+            self.close(flush_s=0.0)
+            raise
         self.runner.next = self._outlet(self.place.next)
         self.runner.previous = self._outlet(self.place.previous)
         self._compute.start()
@@ -152,6 +165,8 @@ class ProviderRuntime:
             self._network_thread.call(self._endpoint.close(flush), within_s=flush + 10)
         if self._shared_thread is None:
             self._network_thread.stop()
+        if self.runner is not None:
+            self.runner.close()
 
     # ---- the compute thread ----
 
@@ -162,9 +177,11 @@ class ProviderRuntime:
             while True:
                 # What has arrived may be more urgent than what there is to do: look first.
                 while (item := self._inbox.take()) is not None:
-                    if isinstance(item, Stop):
+                    if isinstance(item, Stop) or self.failure is not None:
                         return
                     self._handle(item, runner)
+                if self.failure is not None:
+                    return
                 if runner.work():
                     continue
                 item = self._inbox.take(self._stall.look_again_s(time.monotonic()))
@@ -178,7 +195,7 @@ class ProviderRuntime:
             self._fail(error)
         except BaseException as error:
             logger.debug("the stage failed", exc_info=True)
-            wrapped = RunError(f"{type(error).__name__}: {error}")
+            wrapped = RunError(f"{type(error).__name__}: {_text_of(error)}")
             wrapped.__cause__ = error
             self._fail(wrapped)
 
@@ -208,7 +225,7 @@ class ProviderRuntime:
                 work()
             case Arrived(link, Parcel(messages.Failed() as failed)):
                 link.consumed()
-                raise self._told(failed, link)
+                self._fail_with(failed, link)
             case Arrived(link, parcel):
                 runner.arrived(parcel)
                 link.consumed()
@@ -236,15 +253,12 @@ class ProviderRuntime:
             return
         match event:
             case Arrived(link, Parcel(messages.Failed() as failed)):
-                self._fail(self._told(failed, link))
+                self._fail_with(failed, link)
             case Lost(_, error):
                 self._fail(error)
 
-    def _fail(self, error: RavnestError) -> None:
-        if not isinstance(error, _ToldError):  # those who told us have told the others
-            failed = messages.Failed(node=self.place.node, reason=str(error)[:4000])
-            for link in self._links.values():
-                link.send(Parcel(failed))
+    def _fail(self, error: RavnestError, *, tell: bool = True) -> None:
+        """The end, for whoever waits here first: nothing that follows may keep it from them."""
         with self._changed:
             self.failure = self.failure or error
             waiters, self._waiters = self._waiters, _Waiters()
@@ -255,17 +269,22 @@ class ProviderRuntime:
             result.set_exception(error)
         self._training_over.set()
         self._told_goodbye.set()
+        if tell:
+            failed = messages.Failed(node=self.place.node, reason=_text_of(error))
+            for link in self._links.values():
+                link.send(Parcel(failed))
 
-    def _told(self, failed: messages.Failed, source: Link) -> _ToldError:
-        """Hand on what another provider says of its end."""
+    def _fail_with(self, failed: messages.Failed, source: Link) -> None:
+        """Another provider has failed: hand on what it says of its end."""
+        self._fail(PeerError(f"{failed.node} failed: {failed.reason}"), tell=False)
         for link in self._links.values():
             if link is not source:
                 link.send(Parcel(failed))
-        return _ToldError(f"{failed.node} failed: {failed.reason}")
 
     def check(self) -> None:
         """Raise what went wrong, if something did."""
         if self.failure is not None:
+            self.failure_was_raised = True
             raise self.failure
 
     # ---- the user's thread ----
@@ -295,8 +314,17 @@ class ProviderRuntime:
             self._number += 1
             number = self._number
             self._waiters.replies[order, number] = future
-        self._inbox.put(Ordered(messages.Command(order=order, number=number)))
-        return future.result()
+        token = uuid.uuid4().hex if order == "save" else ""
+        self._inbox.put(Ordered(messages.Command(order=order, number=number, token=token)))
+        return self.wait_for(future)
+
+    def wait_for(self, future: "Future[T]") -> T:
+        """What was asked for, or the error that has ended the run."""
+        try:
+            return future.result()
+        except RavnestError:
+            self.failure_was_raised = True
+            raise
 
     def ask(self, work: Callable[[], Any]) -> Any:
         """Run something on the compute thread and wait for what it returns."""

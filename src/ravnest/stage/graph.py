@@ -155,3 +155,5 @@ class Manifest(Strict, frozen=True, kw_only=True):
     stages: Number
     torch: Name
     files: tuple[FileEntry, ...]
+    save_id: Name = ""
+    """Of trained weights: which save of the cluster this stage's are part of."""

@@ -15,6 +15,7 @@ when the package is loaded and read when the module is built, so in between nobo
 itself may write to the directory. A built module holds copies and does not look back.
 """
 
+import contextlib
 import hashlib
 import os
 import re
@@ -49,6 +50,7 @@ GRAPH = "graph.json"
 WEIGHTS = "weights.safetensors"
 TRAINED_FILES = "trained-*.safetensors"
 TRAINED_MANIFEST = "trained.json"
+EARLIER_MANIFEST = "trained-before.json"
 _TRAINED_NAME = re.compile(r"trained-[0-9a-f]{16}\.safetensors")
 _Document = TypeVar("_Document", Manifest, StageGraph)
 
@@ -104,11 +106,14 @@ def write_package(
     _write_manifest(directory / MANIFEST, graph, files, plan_id=plan_id, cluster=cluster)
 
 
-def save_trained(package: StagePackage, tensors: Mapping[str, torch.Tensor]) -> None:
+def save_trained(
+    package: StagePackage, tensors: Mapping[str, torch.Tensor], save_id: str = ""
+) -> None:
     """Keep a stage's trained tensors beside its package.
 
-    The new file is complete under a name of its own before trained.json is replaced and the older
-    one removed: whenever this is interrupted, one result is there and whole.
+    The new file is complete under a name of its own before trained.json is replaced, and the result
+    before stays as well until `settle_trained`: the other stages may not come to save theirs, and
+    only stages of the same save make a model.
     """
     directory = package.directory
     temporary = directory / "trained.new"
@@ -116,16 +121,53 @@ def save_trained(package: StagePackage, tensors: Mapping[str, torch.Tensor]) -> 
     _save_weights(temporary, package.graph, tensors)
     path = directory / TRAINED_FILES.replace("*", _sha256(temporary)[:16])
     os.replace(temporary, path)
+    _keep_as_earlier(package)
     _write_manifest(
         directory / TRAINED_MANIFEST,
         package.graph,
         [_entry(path)],
         plan_id=package.manifest.plan_id,
         cluster=package.manifest.cluster,
+        save_id=save_id,
     )
-    for older in directory.glob(TRAINED_FILES):
-        if older != path:
+    _remove_unlisted(package)
+
+
+def settle_trained(package: StagePackage) -> None:
+    """All stages have what was saved last: forget what was saved before."""
+    (package.directory / EARLIER_MANIFEST).unlink(missing_ok=True)
+    _remove_unlisted(package)
+
+
+def _keep_as_earlier(package: StagePackage) -> None:
+    """Copied, so that trained.json is there at every moment; only if it can be believed."""
+    with contextlib.suppress(PackageError):
+        check_trained(package)
+        pending = package.directory / (EARLIER_MANIFEST + ".new")
+        pending.unlink(missing_ok=True)
+        pending.write_bytes((package.directory / TRAINED_MANIFEST).read_bytes())
+        os.replace(pending, package.directory / EARLIER_MANIFEST)
+
+
+def _remove_unlisted(package: StagePackage) -> None:
+    listed = set()
+    for name in (TRAINED_MANIFEST, EARLIER_MANIFEST):
+        with contextlib.suppress(PackageError, OSError):
+            found = _decode(package.directory / name, Manifest, package.limits.manifest_bytes)
+            listed |= {entry.name for entry in found.files}
+    for older in package.directory.glob(TRAINED_FILES):
+        if older.name not in listed:
             older.unlink()
+
+
+def trained_saves(package: StagePackage) -> dict[str, Path]:
+    """The file of each save of this stage that is there and whole, the last one first."""
+    found: dict[str, Path] = {}
+    for name in (TRAINED_MANIFEST, EARLIER_MANIFEST):
+        with contextlib.suppress(PackageError):
+            manifest, path = _trained(package, name)
+            found.setdefault(manifest.save_id, path)
+    return found
 
 
 def load_package(directory: Path, limits: Limits | None = None) -> StagePackage:
@@ -155,24 +197,30 @@ def load_package(directory: Path, limits: Limits | None = None) -> StagePackage:
 
 def check_trained(package: StagePackage, limits: Limits | None = None) -> Path:
     """The file of the trained weights; refused if damaged or of another plan or stage."""
+    return _trained(package, TRAINED_MANIFEST, limits)[1]
+
+
+def _trained(
+    package: StagePackage, manifest: str, limits: Limits | None = None
+) -> tuple[Manifest, Path]:
     limits = limits or package.limits
-    path = package.directory / TRAINED_MANIFEST
+    path = package.directory / manifest
     try:
-        found = _decode(package.directory / TRAINED_MANIFEST, Manifest, limits.manifest_bytes)
+        found = _decode(path, Manifest, limits.manifest_bytes)
         for name in ("plan_id", "cluster", "stage", "stages"):
             theirs, ours = getattr(found, name), getattr(package.manifest, name)
             if theirs != ours:
                 raise PackageError(f"belongs to {name} {theirs!r}, this package to {ours!r}")
         names = [entry.name for entry in found.files]
         if len(names) != 1 or not _TRAINED_NAME.fullmatch(names[0]):
-            raise PackageError(f"{TRAINED_MANIFEST} does not list just one {TRAINED_FILES}")
+            raise PackageError(f"{manifest} does not list just one {TRAINED_FILES}")
         path = package.directory / names[0]
         _check_file(path, found.files[0], limits.weight_bytes)
     except PackageError as error:
         raise PackageError(f"{path}: {error}") from error.__cause__
     except OSError as error:
         raise PackageError(f"{path} cannot be read: {error}") from error
-    return path
+    return found, path
 
 
 def load_weights(
@@ -221,7 +269,13 @@ def _save_weights(path: Path, graph: StageGraph, weights: Mapping[str, torch.Ten
 
 
 def _write_manifest(
-    path: Path, graph: StageGraph, files: list[FileEntry], *, plan_id: str, cluster: int
+    path: Path,
+    graph: StageGraph,
+    files: list[FileEntry],
+    *,
+    plan_id: str,
+    cluster: int,
+    save_id: str = "",
 ) -> None:
     manifest = Manifest(
         format=GRAPH_FORMAT,
@@ -231,6 +285,7 @@ def _write_manifest(
         stages=graph.stages,
         torch=str(torch.__version__),
         files=tuple(files),
+        save_id=save_id,
     )
     temporary = path.with_name(path.name + ".new")
     temporary.unlink(missing_ok=True)

@@ -93,11 +93,15 @@ def _tensors(metas: Sequence[TensorMeta], body: Buffer) -> tuple[torch.Tensor, .
         stop = start + count * dtype.itemsize
         if stop > len(body):
             raise WireError(f"a tensor of shape {list(meta.shape)} does not fit into its message")
-        if count:
-            flat = torch.frombuffer(body, dtype=dtype, count=count, offset=start)
+        try:
+            if count:
+                flat = torch.frombuffer(body, dtype=dtype, count=count, offset=start)
+            else:
+                flat = torch.empty(0, dtype=dtype)
             tensors.append(flat.view(meta.shape))
-        else:
-            tensors.append(torch.empty(meta.shape, dtype=dtype))
+        except (RuntimeError, OverflowError) as error:
+            shown = list(meta.shape[:8])
+            raise WireError(f"there can be no tensor of shape {shown}") from error
         start = stop + (-stop % ALIGNMENT)
     if start != len(body):
         raise WireError(f"a message has {len(body)} bytes of tensors and explains {start} of them")

@@ -4,7 +4,6 @@ Belongs to one event loop; `NetworkThread` is that loop, in a thread of its own.
 """
 
 import asyncio
-import contextlib
 import logging
 import threading
 import uuid
@@ -13,9 +12,8 @@ from concurrent.futures import Future
 from typing import Any, TypeVar
 
 from ravnest.errors import RunError, WireError
-from ravnest.wire.encoding import Parcel, encode
-from ravnest.wire.framing import Ack, Limits, chunks
-from ravnest.wire.greeting import read_greeting
+from ravnest.wire.framing import Limits
+from ravnest.wire.greeting import read_greeting, refuse
 from ravnest.wire.link import Link, LinkEvent
 from ravnest.wire.messages import Hello, Refused
 from ravnest.wire.peers import Identity, Patience, Peer
@@ -86,12 +84,12 @@ class Endpoint:
             return
         except WireError as error:
             logger.warning("refused a caller: %s", error)
-            await self._refuse(stream, str(error))
+            await refuse(stream, str(error))
             return
         problem = self._problem_with(hello)
         if problem is not None:
             logger.warning("refused a caller: %s", problem)
-            await self._refuse(stream, problem)
+            await refuse(stream, problem)
             return
         assert isinstance(hello, Hello)
         await self._links[hello.node].adopt(stream, hello)
@@ -100,18 +98,14 @@ class Endpoint:
         if isinstance(hello, Refused):
             return "a stream begins with a refusal"
         if hello.run != self._me.run:
+            # Not which: whoever knows the run could pretend to be part of it.
             return (
-                f"{hello.node} belongs to run {hello.run!r}, {self._me.node} to "
-                f"{self._me.run!r}; start every provider from the same plan"
+                f"{hello.node} belongs to run {hello.run!r}, {self._me.node} to another one; "
+                "start every provider from the same plan"
             )
         if hello.node not in self._expected:
             return f"{self._me.node} does not expect a call from {hello.node}"
         return None
-
-    async def _refuse(self, stream: ChunkStream, reason: str) -> None:
-        with contextlib.suppress(StreamError):
-            for chunk in chunks(encode(Parcel(Refused(reason=reason[:1000])), 1), Ack(0, 0)):
-                await stream.write(chunk)
 
     async def close(self, flush_s: float = 5.0) -> bool:
         """Let everything sent arrive, then leave; False if something did not arrive in time."""

@@ -64,8 +64,8 @@ def ack_chunk(ack: Ack) -> bytes:
     return _PREFIX.pack(_MAGIC, 0, 0, ack.received, ack.consumed, 0, 0)
 
 
-def chunks(frame: Frame, ack: Ack, chunk_bytes: int = CHUNK_BYTES) -> Iterator[bytes]:
-    """The frame in pieces of `chunk_bytes`; each byte of the body is copied once."""
+def chunks(frame: Frame, ack: Ack, chunk_bytes: int = CHUNK_BYTES) -> Iterator[list[Buffer]]:
+    """The frame in pieces of `chunk_bytes`, each as parts that lie where they lay."""
     if frame.sequence < 1:
         raise ValueError("frames are numbered from 1")
     body_bytes = sum(len(part) for part in frame.body)
@@ -84,12 +84,12 @@ def chunks(frame: Frame, ack: Ack, chunk_bytes: int = CHUNK_BYTES) -> Iterator[b
         view = memoryview(part).cast("B")
         while len(view):
             if free <= 0:
-                yield b"".join(pending)
+                yield pending
                 pending, free = [], chunk_bytes
             pending.append(view[:free])
             taken = min(free, len(view))
             view, free = view[taken:], free - taken
-    yield b"".join(pending)
+    yield pending
 
 
 def _checksum(header: bytes, body: Sequence[Buffer]) -> int:
@@ -106,7 +106,7 @@ class Assembler:
         self._limits = limits or Limits()
         self._frame: _Partial | None = None
 
-    def feed(self, chunk: bytes) -> tuple[Ack | None, Frame | None]:
+    def feed(self, chunk: Buffer) -> tuple[Ack | None, Frame | None]:
         """What this chunk completes: an acknowledgement with each first chunk, a frame with each
         last one."""
         if self._frame is not None:

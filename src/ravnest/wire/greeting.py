@@ -1,12 +1,20 @@
 """The first frame of every stream, which says who speaks."""
 
 import asyncio
+import contextlib
 
 from ravnest.errors import WireError
-from ravnest.wire.encoding import decode
-from ravnest.wire.framing import Assembler, Limits
+from ravnest.wire.encoding import Parcel, decode, encode
+from ravnest.wire.framing import Ack, Assembler, Limits, chunks
 from ravnest.wire.messages import PROTOCOL, Hello, Refused
 from ravnest.wire.streams import ChunkStream, StreamError
+
+
+async def refuse(stream: ChunkStream, reason: str) -> None:
+    """Say why a stream will not be served."""
+    with contextlib.suppress(StreamError):
+        for parts in chunks(encode(Parcel(Refused(reason=reason[:1000])), 1), Ack(0, 0)):
+            await stream.write(parts)
 
 
 async def read_greeting(stream: ChunkStream, within_s: float) -> Hello | Refused:

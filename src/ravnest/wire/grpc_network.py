@@ -6,13 +6,18 @@ serialisers a call moves bytes, and the method below is the only one there is.
 
 import asyncio
 import contextlib
+import os
 from collections.abc import Sequence
 from typing import Any
+
+# A DataLoader forks its workers. gRPC would run handlers of its own then, which do not survive its
+# threads of event loops; the workers never use it. Read when grpc is imported.
+os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
 
 import grpc
 from grpc import aio
 
-from ravnest.wire.framing import CHUNK_BYTES
+from ravnest.wire.framing import CHUNK_BYTES, Buffer
 from ravnest.wire.security import TlsKeys
 from ravnest.wire.streams import ChunkStream, ListenError, StreamError, StreamHandler
 
@@ -25,6 +30,7 @@ _OPTIONS: Sequence[tuple[str, int]] = (
     # A neighbour that froze or fell off the network is noticed, not waited for.
     ("grpc.keepalive_time_ms", _KEEPALIVE_MS),
     ("grpc.keepalive_timeout_ms", _KEEPALIVE_TIMEOUT_MS),
+    ("grpc.http2.ping_timeout_ms", _KEEPALIVE_TIMEOUT_MS),
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.http2.max_pings_without_data", 0),
     ("grpc.http2.min_ping_interval_without_data_ms", _KEEPALIVE_MS),
@@ -41,7 +47,13 @@ _OPTIONS: Sequence[tuple[str, int]] = (
     ("grpc.enable_retries", 0),
     ("grpc.use_local_subchannel_pool", 1),
 )
-_SERVER_OPTIONS = (*_OPTIONS, ("grpc.so_reuseport", 0))
+_SERVER_OPTIONS = (
+    *_OPTIONS,
+    ("grpc.so_reuseport", 0),
+    # Whoever connects and says nothing does not keep a descriptor for ever.
+    ("grpc.server_handshake_timeout_ms", 10_000),
+    ("grpc.max_connection_idle_ms", 30_000),
+)
 
 
 class GrpcNetwork:
@@ -72,7 +84,7 @@ class GrpcNetwork:
                 server.add_secure_port(address, _server_credentials(self._tls))
         except RuntimeError as error:
             raise ListenError(
-                f"cannot listen on {address}: {error}. Is another provider running there?"
+                f"cannot listen on {address}. Is another provider running there?"
             ) from error
         await server.start()
         self._server = server
@@ -138,9 +150,9 @@ class _ClientStream:
             raise
         return None if chunk is aio.EOF else chunk
 
-    async def write(self, chunk: bytes) -> None:
+    async def write(self, parts: Sequence[Buffer]) -> None:
         try:
-            await self._call.write(chunk)
+            await self._call.write(b"".join(parts))
         except aio.AioRpcError as error:
             raise _broken(error) from error
         except asyncio.InvalidStateError as error:
@@ -165,9 +177,9 @@ class _ServerStream:
             raise StreamError(str(error)) from error
         return None if chunk is aio.EOF else chunk
 
-    async def write(self, chunk: bytes) -> None:
+    async def write(self, parts: Sequence[Buffer]) -> None:
         try:
-            await self._context.write(chunk)
+            await self._context.write(b"".join(parts))
         except (aio.AioRpcError, aio.UsageError, asyncio.InvalidStateError) as error:
             raise StreamError(str(error)) from error
 

@@ -22,7 +22,7 @@ from ravnest.errors import PeerError, WireError
 from ravnest.wire.deadline import Deadline
 from ravnest.wire.encoding import Parcel, decode, encode
 from ravnest.wire.framing import Assembler, Frame, Limits, ack_chunk, chunks
-from ravnest.wire.greeting import read_greeting
+from ravnest.wire.greeting import read_greeting, refuse
 from ravnest.wire.messages import PROTOCOL, Hello, Refused
 from ravnest.wire.peers import Identity, Patience, Peer
 from ravnest.wire.session import Session, Window
@@ -166,6 +166,11 @@ class Link:
         """Serve a stream that the peer has opened, until it breaks."""
         if self._state is _State.CLOSED:
             return
+        if (problem := self._unfit(hello)) and self._state is _State.UP:
+            # Not the one we are talking to: that connection is none of its business.
+            logger.warning("refused a caller: %s", problem)
+            await refuse(stream, f"{self.peer.node} is connected already")
+            return
         self._stop_tasks()  # if the peer has noticed a break that we have not noticed yet
         self._stream = stream
         try:
@@ -178,6 +183,8 @@ class Link:
             self._give_up(PeerError(f"{self.peer} sent something unreadable: {error}"))
         except PeerError as error:
             self._give_up(error)
+        except Exception as error:
+            self._give_up(self._unexpected(error))
         except asyncio.CancelledError:  # how a server learns that a call is over
             if self._stream is stream:
                 self._broke("the connection was cut")
@@ -206,6 +213,12 @@ class Link:
                 self._give_up(PeerError(f"{self.peer} sent something unreadable: {error}"))
             except PeerError as error:
                 self._give_up(error)
+            except Exception as error:
+                self._give_up(self._unexpected(error))
+
+    def _unexpected(self, error: Exception) -> PeerError:
+        logger.debug("the link to %s failed", self.peer, exc_info=error)
+        return PeerError(f"the connection to {self.peer} failed: {type(error).__name__}: {error}")
 
     async def _send_hello(self, stream: ChunkStream) -> None:
         hello = Hello(
@@ -215,8 +228,8 @@ class Link:
             session=self._me.session,
             received=self._session.received,
         )
-        for chunk in chunks(encode(Parcel(hello), 1), self._session.ack()):
-            await stream.write(chunk)
+        for parts in chunks(encode(Parcel(hello), 1), self._session.ack()):
+            await stream.write(parts)
 
     async def _read_hello(self, stream: ChunkStream) -> Hello:
         message = await read_greeting(stream, self._patience.hello_s)
@@ -301,14 +314,14 @@ class Link:
             if frame is not None:
                 if frame.ready is not None:
                     await self._loop.run_in_executor(None, frame.ready)
-                for chunk in chunks(frame, self._session.ack()):
-                    self.traffic.sent_bytes += len(chunk)
-                    await stream.write(chunk)
+                for parts in chunks(frame, self._session.ack()):
+                    self.traffic.sent_bytes += sum(map(len, parts))
+                    await stream.write(parts)
                 self._ack_now = False
             elif self._ack_now:
                 self._ack_now = False
                 if self._session.ack_is_due:
-                    await stream.write(ack_chunk(self._session.ack()))
+                    await stream.write((ack_chunk(self._session.ack()),))
             elif self._flushed:
                 await stream.close()
                 return

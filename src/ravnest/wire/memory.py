@@ -6,7 +6,9 @@ stream of an address, and chunks that were under way are lost.
 
 import asyncio
 from collections import defaultdict, deque
+from collections.abc import Sequence
 
+from ravnest.wire.framing import Buffer
 from ravnest.wire.streams import ChunkStream, ListenError, StreamError, StreamHandler
 
 _CHUNKS_UNDER_WAY = 8
@@ -109,7 +111,7 @@ class _End:
             pipe.changed.notify_all()
             return chunk
 
-    async def write(self, chunk: bytes) -> None:
+    async def write(self, parts: Sequence[Buffer]) -> None:
         pipe, outbox = self._pipe, self._pipe.to[self._there]
         async with pipe.changed:
             await pipe.changed.wait_for(lambda: pipe.broken or len(outbox) < _CHUNKS_UNDER_WAY)
@@ -120,7 +122,7 @@ class _End:
             self._check()
             if pipe.closed[self._here] or pipe.closed[self._there]:
                 raise StreamError("the stream is closed")
-            outbox.append(chunk)
+            outbox.append(b"".join(parts))
             pipe.changed.notify_all()
 
     async def close(self) -> None:

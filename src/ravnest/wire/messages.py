@@ -130,7 +130,7 @@ class TotalNorm(_Typed, frozen=True, kw_only=True):
     squared_norm: float
 
 
-Order = Literal["flush", "epoch", "validation", "save", "done", "goodbye"]
+Order = Literal["flush", "epoch", "validation", "reset", "save", "done", "goodbye"]
 
 
 class Command(_Typed, frozen=True, kw_only=True):
@@ -138,6 +138,13 @@ class Command(_Typed, frozen=True, kw_only=True):
 
     order: Order
     number: Count = 0
+    token: Name = ""
+    """Tells one save from another."""
+
+    @property
+    def ends_update(self) -> bool:
+        """An update that has begun is made first, with the batches there are."""
+        return self.order in ("epoch", "flush")
 
 
 class Reply(_Typed, frozen=True, kw_only=True):

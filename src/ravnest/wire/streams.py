@@ -4,10 +4,11 @@ A network only has to move chunks in order until it breaks. Everything else (who
 exactly once, what to repeat, holding back) is the same over every network and lives in link.py.
 """
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Protocol
 
 from ravnest.errors import RunError
+from ravnest.wire.framing import Buffer
 
 
 class StreamError(Exception):
@@ -26,12 +27,12 @@ class ListenError(RunError):
 class ChunkStream(Protocol):
     """One connection. Raises `StreamError` from any method once it is broken."""
 
-    async def read(self) -> bytes | None:
-        """The next chunk; None if the other side has closed."""
+    async def read(self) -> Buffer | None:
+        """The next chunk; None if the other side has closed. May be gone with the next call."""
         ...
 
-    async def write(self, chunk: bytes) -> None:
-        """Returns when the network has room for more."""
+    async def write(self, parts: Sequence[Buffer]) -> None:
+        """One chunk, given in parts; returns when the network has room for more."""
         ...
 
     async def close(self) -> None:

@@ -30,6 +30,22 @@ class UpdateSettings:
     clip_value: float | None = None
 
 
+class _Mean:
+    """Of the losses since it was last asked for."""
+
+    def __init__(self) -> None:
+        self._sum, self._count = 0.0, 0
+
+    def add(self, value: float) -> None:
+        self._sum += value
+        self._count += 1
+
+    def take(self) -> float | None:
+        mean = self._sum / self._count if self._count else None
+        self._sum, self._count = 0.0, 0
+        return mean
+
+
 class Updater:
     """Owns the optimizer of one stage."""
 
@@ -47,6 +63,9 @@ class Updater:
         self._loss_scale = loss_scale
         self.optimizer = self._make_optimizer()
         self.scheduler: Any = None
+        self._updates = 0
+        self._update_losses = _Mean()
+        self._epoch_losses = _Mean()
         if settings.lr_scheduler is not None:
             self.set_scheduler(settings.lr_scheduler, settings.lr_scheduler_params)
 
@@ -54,20 +73,27 @@ class Updater:
         factory, params = self._settings.optimizer, dict(self._settings.optimizer_params)
         if factory is None or not self._owned:
             return None
+        name = getattr(factory, "__name__", factory)
         try:
-            return factory(self._owned, **params)
-        except TypeError as error:
+            optimizer = factory(self._owned, **params)
+        except (TypeError, ValueError) as error:
             raise NodeError(
-                f"the optimizer {getattr(factory, '__name__', factory)!r} cannot be made from "
-                f"optimizer_params={params!r}: {error}"
+                f"the optimizer {name!r} cannot be made from optimizer_params={params!r}: {error}"
             ) from error
+        closure = inspect.signature(optimizer.step).parameters.get("closure")
+        if closure is not None and closure.default is inspect.Parameter.empty:
+            raise NodeError(
+                f"the optimizer {name!r} wants to compute the loss again within a step, which a "
+                "pipeline cannot do; choose one whose step() needs no closure"
+            )
+        return optimizer
 
     def set_scheduler(self, factory: Callable[..., Any], params: Mapping[str, Any]) -> None:
         if self.optimizer is None:
             return
         try:
             self.scheduler = factory(self.optimizer, **params)
-        except TypeError as error:
+        except (TypeError, ValueError) as error:
             raise NodeError(
                 f"the scheduler {getattr(factory, '__name__', factory)!r} cannot be made from "
                 f"lr_scheduler_params={dict(params)!r}: {error}"
@@ -86,11 +112,21 @@ class Updater:
         self,
         version: int,
         *,
+        update: int,
         batches: float,
         in_place: bool,
         total_squared_norm: float | None = None,
     ) -> None:
-        """One optimizer step with the mean over the batches; makes `version`."""
+        """One optimizer step with the mean over the batches; makes `version`.
+
+        `update` counts over the run. Where this one makes up for several that had to wait, the
+        schedule goes on by as many steps: it is the same for all stages then.
+        """
+        if self.optimizer is None and self._owned:
+            raise NodeError(
+                "there is nothing to train with: give Node an optimizer, such as "
+                "optimizer=torch.optim.AdamW, optimizer_params={'lr': 1e-3}"
+            )
         self._versions.prepare_update(in_place=in_place)
         gradients = [p.grad for p in self._owned if p.grad is not None]
         factor = self._factor(batches, total_squared_norm)
@@ -103,8 +139,22 @@ class Updater:
         for parameter in self._versions.masters:
             parameter.grad = None
         self._versions.finish_update(version, in_place=in_place)
+        passed, self._updates = update + 1 - self._updates, update + 1
         if self.scheduler is not None and not self._settings.lr_step_on_epoch_change:
+            metric = self._update_losses.take()
+            for _ in range(passed):
+                self._step_scheduler(metric)
+
+    def heard_loss(self, loss: float) -> None:
+        """Of one batch; every stage hears of it with the batch's last gradients."""
+        self._update_losses.add(loss)
+        self._epoch_losses.add(loss)
+
+    def _step_scheduler(self, metric: float | None) -> None:
+        if "metrics" not in inspect.signature(self.scheduler.step).parameters:
             self.scheduler.step()
+        elif metric is not None:
+            self.scheduler.step(metric)
 
     def _are_usable(self, gradients: Sequence[torch.Tensor]) -> bool:
         """Whether all are finite; looked at only where a scaled loss may have made them others."""
@@ -125,14 +175,10 @@ class Updater:
             factor *= min(1.0, limit / (math.sqrt(total_squared_norm) + 1e-6))
         return factor
 
-    def epoch_ended(self, metric: float | None = None) -> None:
-        if self.scheduler is None or not self._settings.lr_step_on_epoch_change:
-            return
-        if "metrics" in inspect.signature(self.scheduler.step).parameters:
-            if metric is not None:
-                self.scheduler.step(metric)
-        else:
-            self.scheduler.step()
+    def epoch_ended(self) -> None:
+        metric = self._epoch_losses.take()
+        if self.scheduler is not None and self._settings.lr_step_on_epoch_change:
+            self._step_scheduler(metric)
 
     @property
     def learning_rate(self) -> float | None:

@@ -64,6 +64,9 @@ class CommandReady:
 
     name: str
     number: int = 0
+    ends_update: bool = False
+    """An update that has begun is made first, with the batches there are."""
+    token: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -288,10 +291,10 @@ class StageSchedule:
         return Forward(first.key, self._version)
 
     def _obey(self, command: CommandReady) -> Instruction | None:
-        """Nothing is in flight and nothing is left to apply when a command is carried out."""
-        if self._in_flight or self._backwards:
+        """Nothing is in flight when a command is carried out, and no complete update is left."""
+        if self._in_flight or self._backwards or self._gradients.complete:
             return None
-        if self._gradients.batches:  # an update that the end of an epoch has cut short
+        if self._gradients.batches and command.ends_update:
             if self.rules.waits_for_permission and self._allowed < self._gradients.update:
                 return None
             return self._update(in_place=self._users[self._version] == 0)

@@ -4,10 +4,12 @@ A micro-batch comes back to a stage after a way through the later stages and the
 work all that time, the stage needs as many micro-batches under way as are finished in the time of
 one such way, one more on the stage itself, and one to spare where that costs little: times vary.
 
-The way is what it takes at least: every stage says how long it computes on a micro-batch, and each
-link how long it takes there and back. Queues are left out. They are made by micro-batches in
-flight, so whoever counts them in asks for more and more, and more would not be faster, only older:
-every further one makes gradients staler and takes memory.
+The way is what it takes without queues: every stage says how long it computes on a micro-batch, and
+each link how long it takes there and back. Queues are made by micro-batches in flight, so whoever
+counts them in asks for more and more, and more would not be faster, only older: every further one
+makes gradients staler and takes memory. Links that are now slower, now faster (jitter, a machine
+that has other things to do) do ask for more; from outside that looks like a queue, so it counts up
+to a tenth of what the slowest stage takes.
 
 The pace is that of the slowest stage from here on. If micro-batches come back more slowly, either
 too few are in flight yet, or something else is in the way, a narrow link: then a little more than
@@ -24,6 +26,10 @@ _ENOUGH = 8
 """Micro-batches before what was measured is believed."""
 _AMBITION = 1.5
 """How much faster than now it may be tried to become."""
+_USUAL = 0.75
+"""Share of the messages that a link's usual time is enough for."""
+_VARIATION = 0.1
+"""Most that a link's variation counts, as a part of the slowest stage's time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,8 +78,8 @@ class InFlightWindow:
         """A micro-batch that was sent on has come back; the window from now on."""
         self._links.append(max(0.0, trip.away_s - trip.held_s))
         self._returns.append(now)
-        self._beyond_s = min(self._links) + trip.path_s
         self._slowest_beyond_s = trip.slowest_s
+        self._beyond_s = self._link_s() + trip.path_s
         span = self._returns[-1] - self._returns[0]
         if len(self._returns) >= _ENOUGH and span > 0:
             rate = (len(self._returns) - 1) / span
@@ -82,6 +88,12 @@ class InFlightWindow:
             wanted = math.floor(self._beyond_s * rate + 0.5) + 1 + self._limits.spare
             self.size = min(max(wanted, self._limits.least), self._limits.most)
         return self.size
+
+    def _link_s(self) -> float:
+        """There and back, with what it varies by."""
+        inorder = sorted(self._links)
+        least, usual = inorder[0], inorder[int(_USUAL * (len(inorder) - 1))]
+        return least + min(usual - least, _VARIATION * self.slowest_s)
 
     def paused(self) -> None:
         """Nothing was to be done for a while: that time says nothing about the pace."""

@@ -1,0 +1,257 @@
+"""Streams over plain TCP: for machines that share a room, where gRPC is what limits the speed.
+
+Each chunk goes out as its length (4 bytes) and its bytes, from where they lie. A length of 0 is a
+sign of life, sent when there is nothing else to send; a stream on which nothing comes for longer
+than that is broken, however alive the other machine's kernel may be. Nothing is encrypted.
+"""
+
+import asyncio
+import contextlib
+import socket
+import struct
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any
+
+from ravnest.wire.framing import CHUNK_BYTES, Buffer
+from ravnest.wire.streams import ChunkStream, ListenError, StreamError, StreamHandler
+
+_LENGTH = struct.Struct("<I")
+_LARGEST = 2 * CHUNK_BYTES
+_LIFE_S, _SILENCE_S = 3.0, 10.0
+_CONNECT_S = 5.0
+_PARTS_AT_ONCE = 64
+
+
+class TcpNetwork:
+    """One connection per stream."""
+
+    def __init__(self, *, life_s: float = _LIFE_S, silence_s: float = _SILENCE_S) -> None:
+        self._life_s, self._silence_s = life_s, silence_s
+        self._server: socket.socket | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._streams: set[_TcpStream] = set()
+
+    async def listen(self, address: str, handler: StreamHandler) -> None:
+        host, _, port = address.rpartition(":")
+        family = socket.AF_INET6 if host.startswith("[") else socket.AF_INET
+        try:
+            server = socket.create_server((host.strip("[]"), int(port)), family=family, backlog=128)
+        except OSError as error:
+            raise ListenError(
+                f"cannot listen on {address}. Is another provider running there?"
+            ) from error
+        server.setblocking(False)
+        self._server = server
+        self._spawn(self._accept(server, handler))
+
+    async def _accept(self, server: socket.socket, handler: StreamHandler) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            try:
+                connection, _ = await loop.sock_accept(server)
+            except OSError:  # too many open files, or a caller that is gone already
+                await asyncio.sleep(0.1)
+                continue
+            self._spawn(self._serve(self._stream(connection), handler))
+
+    async def _serve(self, stream: "_TcpStream", handler: StreamHandler) -> None:
+        try:
+            await handler(stream)
+        finally:
+            stream.end()
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.ensure_future(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def dial(self, address: str) -> ChunkStream:
+        host, _, port = address.rpartition(":")
+        loop = asyncio.get_running_loop()
+        try:
+            (family, kind, protocol, _, where), *_ = await loop.getaddrinfo(
+                host.strip("[]"), int(port), type=socket.SOCK_STREAM
+            )
+            connection = socket.socket(family, kind, protocol)
+            connection.setblocking(False)
+        except OSError as error:
+            raise StreamError(str(error)) from error
+        try:
+            await asyncio.wait_for(loop.sock_connect(connection, where), _CONNECT_S)
+        except (OSError, TimeoutError) as error:
+            connection.close()
+            refused = isinstance(error, ConnectionRefusedError)
+            reason = str(error) or f"no answer within {_CONNECT_S:g} s"
+            raise StreamError(reason, nobody_there=refused) from error
+        return self._stream(connection)
+
+    def _stream(self, connection: socket.socket) -> "_TcpStream":
+        stream = _TcpStream(connection, self._life_s, self._silence_s, self._streams.discard)
+        self._streams.add(stream)
+        return stream
+
+    async def close(self) -> None:
+        if self._server is not None:
+            self._server.close()
+            self._server = None
+        for stream in list(self._streams):
+            stream.end()
+        for task in list(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+
+class _TcpStream:
+    """Both directions of one connection. One task reads, one writes."""
+
+    def __init__(
+        self,
+        connection: socket.socket,
+        life_s: float,
+        silence_s: float,
+        on_end: "Callable[[_TcpStream], None]",
+    ) -> None:
+        connection.setblocking(False)
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._socket: socket.socket | None = connection
+        self._loop = asyncio.get_running_loop()
+        self._on_end = on_end
+        self._buffer = memoryview(bytearray(_LARGEST + _LENGTH.size))
+        self._first = self._last = 0  # of what has arrived and was not handed out
+        self._writing = asyncio.Lock()
+        self._life_s, self._silence_s = life_s, silence_s
+        self._heard = self._said = self._loop.time()
+        self._waiting: set[asyncio.Future[None]] = set()
+        self._timer = self._loop.call_later(life_s, self._sign_of_life)
+
+    # ---- reading ----
+
+    async def read(self) -> Buffer | None:
+        """The next chunk, in memory that the one after it is going to use."""
+        while True:
+            if not await self._have(_LENGTH.size):
+                return None
+            (length,) = _LENGTH.unpack_from(self._buffer, self._first)
+            if length > _LARGEST:
+                raise StreamError(f"a chunk of {length} bytes was announced; this is not Ravnest's")
+            self._first += _LENGTH.size
+            if not length:
+                continue
+            if not await self._have(length):
+                raise StreamError("the connection was cut in the middle of a chunk")
+            chunk = self._buffer[self._first : self._first + length]
+            self._first += length
+            return chunk
+
+    async def _have(self, count: int) -> bool:
+        """Wait until so many bytes are there; False if the other side has closed before any."""
+        while self._last - self._first < count:
+            if self._first + count > len(self._buffer) or self._first == self._last:
+                rest = bytes(self._buffer[self._first : self._last])
+                self._buffer[: len(rest)] = rest
+                self._first, self._last = 0, len(rest)
+            arrived = await self._receive(self._buffer[self._last :])
+            if not arrived:
+                if self._first == self._last:
+                    return False
+                raise StreamError("the connection was cut in the middle of a chunk")
+            self._last += arrived
+        return True
+
+    async def _receive(self, into: memoryview) -> int:
+        while True:
+            try:
+                arrived = self._open.recv_into(into)
+            except (BlockingIOError, InterruptedError):
+                await self._wait(self._loop.add_reader, self._loop.remove_reader)
+                continue
+            except OSError as error:
+                raise StreamError(str(error)) from error
+            self._heard = self._loop.time()
+            return arrived
+
+    # ---- writing ----
+
+    async def write(self, parts: Sequence[Buffer]) -> None:
+        length = sum(len(part) for part in parts)
+        async with self._writing:
+            await self._send([_LENGTH.pack(length), *parts])
+        await asyncio.sleep(0)  # let the others of this loop have a turn
+
+    async def _send(self, parts: Sequence[Buffer]) -> None:
+        pending = [memoryview(part).cast("B") for part in parts if len(part)]
+        while pending:
+            try:
+                sent = self._open.sendmsg(pending[:_PARTS_AT_ONCE])
+            except (BlockingIOError, InterruptedError):
+                await self._wait(self._loop.add_writer, self._loop.remove_writer)
+                continue
+            except OSError as error:
+                raise StreamError(str(error)) from error
+            while pending and sent >= len(pending[0]):
+                sent -= len(pending.pop(0))
+            if sent:
+                pending[0] = pending[0][sent:]
+        self._said = self._loop.time()
+
+    def _sign_of_life(self) -> None:
+        """Looks after both directions every few seconds."""
+        if self._socket is None:
+            return
+        now = self._loop.time()
+        if now - self._heard > self._silence_s:
+            self.end(f"nothing was heard for {now - self._heard:.0f} s")
+            return
+        if now - self._said >= self._life_s and not self._writing.locked():
+            with contextlib.suppress(OSError):
+                # Four bytes into a buffer that is empty: they go out whole.
+                self._socket.send(_LENGTH.pack(0))
+            self._said = now
+        self._timer = self._loop.call_later(self._life_s, self._sign_of_life)
+
+    # ---- waiting and the end ----
+
+    @property
+    def _open(self) -> socket.socket:
+        if self._socket is None:
+            raise StreamError(self._reason)
+        return self._socket
+
+    _reason = "the connection is over"
+
+    async def _wait(
+        self,
+        watch: Callable[[int, Callable[[], object]], None],
+        forget: Callable[[int], bool],
+    ) -> None:
+        """Until the socket can be read from, or written to."""
+        descriptor = self._open.fileno()
+        ready: asyncio.Future[None] = self._loop.create_future()
+        watch(descriptor, lambda: None if ready.done() else ready.set_result(None))
+        self._waiting.add(ready)
+        try:
+            await ready
+        finally:
+            self._waiting.discard(ready)
+            if self._socket is not None:
+                forget(descriptor)
+
+    async def close(self) -> None:
+        if self._socket is not None:
+            with contextlib.suppress(OSError):
+                self._socket.shutdown(socket.SHUT_WR)
+
+    def end(self, reason: str = "the connection is over") -> None:
+        """Give the connection up; whoever waits on it is told."""
+        connection, self._socket = self._socket, None
+        if connection is None:
+            return
+        self._reason = reason
+        self._timer.cancel()
+        self._loop.remove_reader(connection.fileno())
+        self._loop.remove_writer(connection.fileno())
+        connection.close()
+        for waiting in list(self._waiting):
+            if not waiting.done():
+                waiting.set_exception(StreamError(reason))
+        self._on_end(self)

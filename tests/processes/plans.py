@@ -1,0 +1,44 @@
+"""A plan for providers on loopback."""
+
+import json
+import socket
+
+import jobs
+
+from ravnest import clusterize
+from ravnest.rundir import RunDir
+
+
+def free_ports(count):
+    sockets = [socket.socket() for _ in range(count)]
+    for each in sockets:
+        each.bind(("127.0.0.1", 0))
+    ports = [each.getsockname()[1] for each in sockets]
+    for each in sockets:
+        each.close()
+    return ports
+
+
+def plan(folder, model_name, providers):
+    pool = {
+        str(number): {
+            "IP": f"127.0.0.1:{port}",
+            "benchmarks": {"ram": 4, "bandwidth": 1000},
+        }
+        for number, port in enumerate(free_ports(providers))
+    }
+    run = RunDir(folder / "node_data")
+    run.root.mkdir()
+    run.pool_file.write_text(json.dumps(pool))
+    batch = next(iter(jobs.loader(model_name)))
+    clusterize(
+        jobs.make_model(model_name),
+        (batch[0],),
+        node_data=run.root,
+        max_clusters=1,
+        min_cluster_size=providers,
+        idle_gain=1e9,
+        quiet=True,
+    )
+    # Providers resolve their packages from where they are started.
+    return run

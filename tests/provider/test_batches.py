@@ -1,0 +1,72 @@
+"""Whatever has one entry for each row is divided, everything else stays whole."""
+
+from collections import namedtuple
+
+import numpy as np
+import pytest
+import torch
+
+from ravnest.provider.batches import doubled, has_rows, rows_of
+
+Pair = namedtuple("Pair", "x y")
+PER_ROW = [torch.rand(k % 3 + 1) for k in range(8)]
+
+
+def shown(item):
+    """The same structure with the shapes of its tensors, which can be compared."""
+    if isinstance(item, torch.Tensor | np.ndarray):
+        return tuple(item.shape)
+    if isinstance(item, dict):
+        return {key: shown(value) for key, value in item.items()}
+    return [shown(value) for value in item] if isinstance(item, tuple | list) else item
+
+
+@pytest.mark.parametrize("kind", [list, tuple])
+def test_a_sequence_with_one_tensor_for_each_row_is_divided(kind):
+    x, labels = rows_of((torch.arange(8), kind(PER_ROW)), 8, 4, 8)
+    assert x.tolist() == [4, 5, 6, 7]
+    assert isinstance(labels, kind)
+    assert len(labels) == 4
+    assert all(found is wanted for found, wanted in zip(labels, PER_ROW[4:], strict=True))
+
+
+def test_arrays_and_words_are_divided():
+    item = {"array": np.arange(8), "words": tuple("abcdefgh"), "all": np.arange(3), "name": "x"}
+    found = rows_of(item, 8, 0, 3)
+    assert found["array"].tolist() == [0, 1, 2]
+    assert found["words"] == ("a", "b", "c")
+    assert found["all"] is item["all"]
+    assert found["name"] == "x"
+
+
+TWO = torch.rand(2, 3)
+WHOLE = {
+    "a list, as collate makes it": ([TWO, TWO], [(1, 3), (1, 3)]),
+    "a tuple": ((TWO, TWO[:, 0]), [(1, 3), (1,)]),
+    "arrays": ([TWO.numpy(), TWO], [(1, 3), (1, 3)]),
+    "a factor for all": ((TWO, torch.tensor(0.5)), [(1, 3), ()]),
+    "with words": ([TWO, ("a", "b")], [(1, 3), ["a"]]),
+    "named": (Pair(TWO, torch.rand(5)), [(1, 3), (5,)]),
+    "dicts": (({"x": TWO}, {"y": TWO}), [{"x": (1, 3)}, {"y": (1, 3)}]),
+}
+ROWS = {
+    "numbers": ([torch.tensor(1), torch.tensor(2)], [()]),
+    "boxes": ([torch.rand(5, 4), torch.rand(2, 4)], [(5, 4)]),
+    "targets": ([{"boxes": torch.rand(2, 4)}, {"boxes": torch.rand(2, 4)}], [{"boxes": (2, 4)}]),
+}
+
+
+@pytest.mark.parametrize(("item", "first"), [*WHOLE.values(), *ROWS.values()], ids=[*WHOLE, *ROWS])
+def test_two_things_in_a_batch_of_two_rows(item, first):
+    assert shown(rows_of(item, 2, 0, 1)) == first
+    assert has_rows(item, 2)
+
+
+def test_whether_there_are_rows():
+    assert has_rows({"deep": (1, [torch.zeros(8)])}, 8)
+    assert not has_rows({"deep": (1, [torch.zeros(7)]), "number": 8, "word": "lettered"}, 8)
+
+
+def test_a_row_twice():
+    item = (torch.ones(1, 3), [torch.rand(4)], Pair("x", np.ones(1)), torch.ones(2))
+    assert shown(doubled(item)) == [(2, 3), [(4,), (4,)], ["x", (2,)], (2,)]
