@@ -7,6 +7,7 @@ out by themselves (`ravnest.lifeline`).
 """
 
 import contextlib
+import math
 import os
 import queue
 import re
@@ -26,6 +27,10 @@ from ravnest.rundir import RunDir
 
 GRACE_S = 20.0
 """How long the others may take to end after one has failed or the user has interrupted."""
+
+SIGNAL_CHECK_S = 0.25
+"""How long a signal may go unseen. Python handles signals between two steps of the main thread; one
+that strikes just before a wait, or two at once, do not end that wait."""
 
 _DOCUMENT = re.compile(r"node_([0-9]+)\.json")
 _ENDING = (signal.SIGTERM,) if sys.platform == "win32" else (signal.SIGTERM, signal.SIGHUP)
@@ -161,17 +166,17 @@ def _wait(processes: Mapping[str, subprocess.Popen[str]], events: Events) -> Non
     """Until all have ended; once one has failed, not longer than the grace."""
     for process in processes.values():
         threading.Thread(target=_report_end, args=(process, events), daemon=True).start()
-    deadline: float | None = None
-    for _ in processes:
-        left = None if deadline is None else max(0.0, deadline - time.monotonic())
+    running, deadline = len(processes), math.inf
+    while running and time.monotonic() < deadline:
         try:
-            event = events.get(timeout=left)
+            event = events.get(timeout=SIGNAL_CHECK_S)
         except queue.Empty:
-            return
+            continue
         if isinstance(event, SystemExit):
             raise event
-        if event and deadline is None:
-            deadline = time.monotonic() + GRACE_S
+        running -= 1
+        if event:
+            deadline = min(deadline, time.monotonic() + GRACE_S)
 
 
 def _report_end(process: subprocess.Popen[str], events: Events) -> None:
