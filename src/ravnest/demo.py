@@ -80,6 +80,7 @@ def _demo(folder: Path, note: str = "") -> int:
         planned_nodes(run),
         folder=folder,
         show=lambda name, line: print(f"   {name} | {line}", flush=True),
+        environment={"RAVNEST_NODE_DATA": str(run.root.absolute())},
     )
     if outcome.code:
         raise RunError(f"a provider failed; exit codes: {dict(outcome.codes)}")

@@ -46,10 +46,14 @@ WHOLE = {
     "arrays": ([TWO.numpy(), TWO], [(1, 3), (1, 3)]),
     "a factor for all": ((TWO, torch.tensor(0.5)), [(1, 3), ()]),
     "with words": ([TWO, ("a", "b")], [(1, 3), ["a"]]),
+    "with boxes": ((TWO, [torch.rand(5, 4), torch.rand(3, 4)]), [(1, 3), [(5, 4)]]),
+    "with nothing": ((TWO, None), [(1, 3), None]),
     "named": (Pair(TWO, torch.rand(5)), [(1, 3), (5,)]),
     "dicts": (({"x": TWO}, {"y": TWO}), [{"x": (1, 3)}, {"y": (1, 3)}]),
 }
 ROWS = {
+    "some without": ([None, torch.rand(5, 4)], [None]),
+    "plain numbers": ([1, 2.5], [1]),
     "numbers": ([torch.tensor(1), torch.tensor(2)], [()]),
     "boxes": ([torch.rand(5, 4), torch.rand(2, 4)], [(5, 4)]),
     "targets": ([{"boxes": torch.rand(2, 4)}, {"boxes": torch.rand(2, 4)}], [{"boxes": (2, 4)}]),

@@ -333,6 +333,22 @@ def test_noise_does_not_disturb_the_neighbours(run, noise):
     run(scenario)
 
 
+@pytest.mark.parametrize("make", [GrpcNetwork, TcpNetwork])
+def test_a_caller_that_says_nothing_does_not_stay(make):
+    """It would keep a descriptor, and there are only so many."""
+
+    async def main():
+        party = Party(make(), "b")
+        await party.endpoint.listen(party.address)
+        host, port = party.address.split(":")
+        reader, writer = await asyncio.open_connection(host, int(port))
+        await asyncio.wait_for(reader.read(), 60)  # until it is closed
+        writer.close()
+        await party.endpoint.close(0.1)
+
+    asyncio.run(main())
+
+
 def test_a_neighbour_that_sends_garbage_is_given_up(run):
     async def scenario(world):
         a, b = await world.pair()

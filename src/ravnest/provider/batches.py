@@ -68,9 +68,17 @@ def _holds_whole_batches(items: Sequence[Any], rows: int) -> bool:
         described_alike = len({frozenset(item) for item in items}) == 1
         if described_alike:  # one row each
             return False
+    if len({_kind(item) for item in items if item is not None}) > 1:
+        return True  # rows are all alike
     # Plain numbers, a factor for the whole batch for instance, say nothing about it.
     lengths = {array.shape[0] for array in _arrays(items) if array.ndim}
     return lengths == {rows}
+
+
+def _kind(item: Any) -> Any:
+    if isinstance(item, int | float):
+        return "number"
+    return type(item), getattr(item, "ndim", None)
 
 
 def _arrays(item: Any) -> Iterator[Any]:
