@@ -47,7 +47,7 @@ def main(delay_s: float, batches: int, transport: Literal["grpc", "tcp"]) -> Non
     passes: Any = runner._passes
     passes.forward = slowly(passes.forward, emulated.FORWARD_S)
     passes.backward = slowly(passes.backward, emulated.BACKWARD_S)
-    seen = watch_updates(runner)
+    seen = watch_backwards(runner)
     for batch in data if node.is_root else ():
         node.forward_compute(batch)
     node.wait_for_backwards()
@@ -55,7 +55,6 @@ def main(delay_s: float, batches: int, transport: Literal["grpc", "tcp"]) -> Non
         node.finish_training()
     else:
         node.serve_until_trained()
-    # With much in flight a stage makes one update of several batches: count by shares of the run.
     first, last = (seen[int(len(seen) * share)] for share in emulated.counted(batches))
     print("BUSY", node.document.stage, (last[1] - first[1]) / (last[0] - first[0]), flush=True)
     if node.is_root:
@@ -63,16 +62,16 @@ def main(delay_s: float, batches: int, transport: Literal["grpc", "tcp"]) -> Non
     node.close()
 
 
-def watch_updates(runner: Any) -> list[tuple[float, float]]:
-    """When each update was made, and how long the stage had computed until then."""
+def watch_backwards(runner: Any) -> list[tuple[float, float]]:
+    """When each micro-batch was done with, and how long the stage had computed until then."""
     seen: list[tuple[float, float]] = []
-    apply = runner._updater.apply
+    backward = runner._backward
 
-    def watched(*args: Any, **kwargs: Any) -> None:
-        apply(*args, **kwargs)
+    def watched(instruction: Any) -> None:
+        backward(instruction)
         seen.append((time.monotonic(), runner.meter.busy_s))
 
-    runner._updater.apply = watched
+    runner._backward = watched
     return seen
 
 
