@@ -159,7 +159,9 @@ def _start(
 
 def _copy(stream: IO[str], name: str, show: Callable[[str, str], None]) -> None:
     for line in stream:
-        show(name, line.rstrip("\n"))
+        # Whoever prints into a pipe that nobody reads must not be stopped by it.
+        with contextlib.suppress(OSError, ValueError):
+            show(name, line.rstrip("\n"))
 
 
 def _wait(processes: Mapping[str, subprocess.Popen[str]], events: Events) -> None:

@@ -4,11 +4,9 @@ The same script runs on every provider; its role follows from its name. A Root i
 a Stem or Leaf serves in the background whatever the script does, until the Root says goodbye.
 """
 
-import atexit
 import contextlib
 import logging
 import os
-import queue
 import sys
 import time
 from collections import deque
@@ -21,8 +19,8 @@ import msgspec
 import torch
 from torch import nn
 
-from ravnest import lifeline
-from ravnest.errors import NodeError, RunError
+from ravnest import exits, lifeline
+from ravnest.errors import NodeError, RavnestError
 from ravnest.provider.assembly import StageSettings, build_runner
 from ravnest.provider.compute.optimizers import optimizer_named
 from ravnest.provider.compute.updating import UpdateSettings
@@ -55,25 +53,13 @@ from ravnest.wire.security import TlsFiles
 
 logger = logging.getLogger("ravnest")
 _RESULTS_UNDER_WAY = 16
-
-
-_open_nodes: "set[Node]" = set()
-
-
-def _close_at_exit(node: "Node") -> None:
-    if not _open_nodes:
-        atexit.unregister(_close_open_nodes)
-        atexit.register(_close_open_nodes)
-    _open_nodes.add(node)
-
-
-def _close_open_nodes() -> None:
-    """Roots first: the others of the same process wait for their goodbye."""
-    for node in sorted(_open_nodes, key=lambda node: not node.is_root):
-        node.at_exit()
+_FINISHED_KEPT = 1 << 16
+"""A loop of the user's own may never ask for them."""
 
 
 class FinishedBatch(NamedTuple):
+    """One that has been trained on."""
+
     rows: int
     loss: float | None
     at: float
@@ -182,7 +168,7 @@ class Node:
         self._validating: deque[Future[Any]] = deque()
         self.stages: dict[str, float] = {}
         """How the stages spent the last epoch: busy/<stage>, staleness/<stage>."""
-        self._finished: queue.SimpleQueue[FinishedBatch] = queue.SimpleQueue()
+        self._finished: deque[FinishedBatch] = deque(maxlen=_FINISHED_KEPT)
         self._runtime: ProviderRuntime | None = None
         if start:
             self.start()
@@ -231,7 +217,7 @@ class Node:
         except BaseException:
             self._runtime = None
             raise
-        _close_at_exit(self)
+        exits.close_at_exit(self)
         runtime = self._runtime
         lifeline.watch(lambda: runtime.abort("whoever started it is gone"))
 
@@ -241,13 +227,13 @@ class Node:
 
     def _batch_done(self, of: messages.MicroBatch, loss: float | None) -> None:
         if self.is_root:
-            self._finished.put(FinishedBatch(of.batch_rows, loss, time.monotonic()))
+            self._finished.append(FinishedBatch(of.batch_rows, loss, time.monotonic()))
 
     def finished_batches(self) -> Iterator[FinishedBatch]:
         """Every batch trained on since the last time; at the Root."""
-        with contextlib.suppress(queue.Empty):
+        with contextlib.suppress(IndexError):
             while True:
-                yield self._finished.get_nowait()
+                yield self._finished.popleft()
 
     def close(self) -> None:
         """The end of this provider's part. A Root says goodbye to the others; the others serve
@@ -255,7 +241,7 @@ class Node:
         runtime, self._runtime = self._runtime, None
         if runtime is None:
             return
-        _open_nodes.discard(self)
+        exits.forget(self)
         try:
             if runtime.failure is None:
                 if self.is_root:
@@ -272,24 +258,25 @@ class Node:
         finally:
             runtime.close()
 
-    def at_exit(self) -> None:
-        """The interpreter ends, and nobody has closed this node."""
+    def at_exit(self) -> int:
+        """The interpreter ends, and nobody has closed this node; returns the exit code to have, or
+        0 to leave it as it is."""
         runtime = self._runtime
         if runtime is None:
-            return
-        unhandled = getattr(sys, "last_value", None)
+            return 0
+        unhandled = None if hasattr(sys, "ps1") else getattr(sys, "last_value", None)
         if unhandled is not None:
             self._abort(f"its script ended with {type(unhandled).__name__}: {unhandled}")
+        known = runtime.failure is not None and runtime.failure_was_raised
         try:
             self.close()
-        except RunError as error:
-            logger.error("%s: %s", self.name, error)
-        if runtime.failure is not None and not runtime.failure_was_raised:
-            # The script has ended without noticing; its exit code must still tell.
-            logger.error("%s: %s", self.name, runtime.failure)
-            sys.stdout.flush()
-            sys.stderr.flush()
-            os._exit(1)
+        except (RavnestError, KeyboardInterrupt) as error:
+            logger.debug("%s: the end", self.name, exc_info=error)
+        if runtime.failure is None or known:
+            return 0
+        # The script has ended without noticing; its exit code must still tell.
+        logger.error("%s: %s", self.name, runtime.failure)
+        return 1
 
     def __enter__(self) -> "Node":
         self.start()
@@ -306,7 +293,7 @@ class Node:
 
     def _abort(self, reason: str) -> None:
         """The script itself ends the run, and need not be told."""
-        if self._runtime is not None:
+        if self._runtime is not None and self._runtime.failure is None:
             self._runtime.abort(reason)
             self._runtime.failure_was_raised = True
 

@@ -127,6 +127,18 @@ def test_a_script_that_is_busy_when_the_run_fails_ends_with_an_error(run_script)
     assert "node_1: node_1: node_0 failed" in printed
 
 
+def test_a_failure_that_shows_only_at_the_end_is_in_the_exit_code(run_script):
+    """The Root's script is over when its stage finds out that there is no optimizer."""
+    codes, printed = run_script("""
+        node = Node(labels=loader(), criterion=lambda o, batch: cross_entropy(o, batch[1]))
+        if node.is_root:
+            batch = next(iter(loader()))
+            node.forward_compute(batch[0], proof_of_item=batch)
+    """)
+    assert codes == {"node_0": 1, "node_1": 1}, printed
+    assert "nothing to train with" in printed
+
+
 def test_a_message_that_cannot_be_put_into_words_is_passed_on(run_script):
     """Names of files may hold bytes that are no text; an exception may fail to describe itself."""
     codes, printed = run_script("""

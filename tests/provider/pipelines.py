@@ -69,7 +69,7 @@ class Cluster:
             )
             proof = proof_of(inputs if item is None else item) if part == 0 else ()
             message = messages.Forward(of=of, task="train", carried=(), proof=proof)
-            self.root.submit(message, {n: v[first:last] for n, v in values.items()})
+            self.root.submit(message, {n: v[first:last].data for n, v in values.items()})
         self.batch += 1
         self.in_update += 1
         if closes:

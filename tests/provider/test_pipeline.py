@@ -190,6 +190,70 @@ def test_activations_computed_again_change_nothing(tmp_path, recompute):
         torch.testing.assert_close(state[name], value)
 
 
+class WritesToItsInput(nn.Module):
+    """And has a layer whose buffers enter its result and change with every call."""
+
+    def __init__(self):
+        super().__init__()
+        self.first = nn.utils.parametrizations.spectral_norm(nn.Linear(5, 9))
+        self.last = nn.Linear(9, 5)
+
+    def forward(self, x):
+        x.mul_(2)
+        return self.last(torch.tanh(self.first(x)))
+
+
+@pytest.mark.parametrize("parts", [1, 3])
+def test_what_a_forward_writes_to_is_computed_again_from_what_it_was(tmp_path, parts):
+    torch.manual_seed(0)
+    model = WritesToItsInput()
+    batches = [torch.randn(6, 5) for _ in range(4)]
+    states = []
+    for recompute in (False, True):
+        settings = settings_for(
+            batches,
+            lambda outputs, batch: outputs.square().mean(),
+            SGD,
+            schedule="sync",
+            recompute=recompute,
+        )
+        folder = tmp_path / str(recompute)
+        copied = copy.deepcopy(model)
+        with pipeline(copied, (batches[0],), folder, settings, stages=2, parts=parts) as cluster:
+            for batch in batches:
+                cluster.train(batch.clone(), item=batch)
+            cluster.order("flush")
+            states.append(cluster.state())
+    for name, value in states[0].items():
+        torch.testing.assert_close(states[1][name], value)
+
+
+def test_numbers_drawn_beside_a_recomputation_are_noticed(tmp_path, caplog):
+    """The Root's user draws from the generator that dropout draws from too."""
+    model = nn.Sequential(nn.Linear(5, 9), nn.Dropout(0.5), nn.Linear(9, 5))
+    batches = [torch.randn(6, 5) for _ in range(4)]
+    settings = settings_for(
+        batches, lambda outputs, batch: outputs.square().mean(), SGD, recompute=True
+    )
+    with pipeline(model, (batches[0],), tmp_path, settings, stages=2) as cluster:
+        passes = cluster.root.runner._passes
+        run = passes._run
+
+        def disturbed(inputs):
+            outputs = run(inputs)
+            if not torch.is_grad_enabled():  # the first time only
+                torch.rand(3)
+            return outputs
+
+        cluster.train(batches[0])
+        cluster.order("flush")
+        assert "could not be computed again" not in caplog.text
+        passes._run = disturbed
+        cluster.train(batches[1])
+        cluster.order("flush")
+    assert "could not be computed again" in caplog.text
+
+
 def test_an_asynchronous_pipeline_learns(tmp_path):
     """Nothing is lost on the way: every batch is in some update, and the loss goes down."""
     torch.manual_seed(0)

@@ -44,6 +44,37 @@ def test_a_backward_uses_the_weights_of_its_forward(model):
         torch.testing.assert_close(master.grad, gradient)
 
 
+def test_an_optimizer_may_put_other_tensors_into_the_parameters(model):
+    versions = WeightVersions(model)
+    before = model(X)
+    for in_place, number in ((True, 1), (False, 2), (True, 3)):
+        versions.prepare_update(in_place=in_place)
+        for master in versions.masters:
+            master.data = master.data - 1.0
+        versions.finish_update(number, in_place=in_place)
+        assert not torch.equal(model(X), before)
+        before = model(X)
+
+
+def test_a_gradient_in_the_memory_of_a_parameters_is_recognised():
+    class Added(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.bias = nn.Parameter(torch.zeros(3))
+
+        def forward(self, x):
+            return x + self.bias.view(1, 3)
+
+    model = Added()
+    versions = WeightVersions(model)
+    x = torch.zeros(1, 3, requires_grad=True)
+    with versions.collect_gradients(0):
+        model(x).backward(torch.ones(1, 3))
+    assert versions.holds(x.grad) or versions.masters[0].grad.data_ptr() != x.grad.data_ptr()
+    assert versions.holds(versions.masters[0].grad)
+    assert not versions.holds(torch.ones(3))
+
+
 def test_gradients_of_different_versions_add_up(model):
     versions = WeightVersions(model)
     old = model(X).sum()

@@ -209,6 +209,91 @@ def test_a_slow_consumer_holds_the_sender_back(run):
     run(scenario)
 
 
+def test_a_large_message_does_not_wait_for_credit_that_nobody_speaks_of(run):
+    """What was used up long after it came, with nothing going the other way."""
+
+    async def scenario(world):
+        a, b = await world.pair(uses=False, window=Window(bytes=100_000))
+        a.link.send(numbered(1, torch.zeros(10_000)))
+        await b.next()
+        await asyncio.sleep(5 * QUICK.ack_s)
+        b.link.consumed()
+        a.link.send(numbered(2, torch.zeros(20_000)))
+        assert (await b.next()).message.number == 2
+
+    run(scenario)
+
+
+def test_credit_survives_a_broken_stream():
+    """Used up while the stream was broken: the sender waits for the window, and is told."""
+
+    async def main():
+        world = World("memory")
+        a, b = await world.pair(uses=False, window=Window(bytes=100_000))
+        a.link.send(numbered(1, torch.zeros(20_000)))
+        a.link.send(numbered(2, torch.zeros(20_000)))
+        await b.next()
+        world.hub.cut(b.address)
+        b.link.consumed()
+        assert (await b.next()).message.number == 2
+        await world.end()
+
+    asyncio.run(asyncio.wait_for(main(), 30))
+
+
+def test_last_words_go_ahead_of_what_waits(run):
+    async def scenario(world):
+        a, b = await world.pair(uses=False, window=Window(bytes=100_000))
+        for number in range(1, 6):
+            a.link.send(numbered(number, torch.zeros(20_000)))
+        await b.next()
+        a.link.send_last(numbered(99))
+        seen = []
+        while 99 not in seen:
+            b.link.consumed()
+            seen.append((await b.next()).message.number)
+        assert len(seen) <= 2
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("name", ["localhost", "127.0.0.1"])
+def test_plain_tcp_finds_neighbours_by_name_even_at_the_end(name, monkeypatch):
+    """When the interpreter ends, names can no longer be looked up in a thread."""
+
+    async def main():
+        async def no_threads(*_, **__):
+            raise RuntimeError("cannot schedule new futures after shutdown")
+
+        party = Party(TcpNetwork(), "b")
+        await party.endpoint.listen(party.address)
+        loop = asyncio.get_running_loop()
+        monkeypatch.setattr(loop, "getaddrinfo", no_threads)
+        caller = TcpNetwork()
+        stream = await caller.dial(party.address.replace("127.0.0.1", name))
+        stream.abandon()
+        stream.abandon()
+        with pytest.raises(StreamError, match="over"):
+            await stream.read()
+        await caller.close()
+        await party.endpoint.close(0.1)
+
+    asyncio.run(main())
+
+
+def test_a_silent_tcp_neighbour_is_noticed():
+    async def main():
+        server = await asyncio.start_server(lambda *_: asyncio.sleep(60), "127.0.0.1", 0)
+        port = server.sockets[0].getsockname()[1]
+        network = TcpNetwork(life_s=0.05, silence_s=0.2)
+        stream = await network.dial(f"127.0.0.1:{port}")
+        with pytest.raises(StreamError, match="nothing was heard"):
+            await asyncio.wait_for(stream.read(), 20)
+        server.close()
+
+    asyncio.run(main())
+
+
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [

@@ -42,8 +42,10 @@ class BatchInputs:
         """Rows `first` up to `last` of a batch that has `rows` of them."""
         if first == 0 and last == rows:
             return values
+        # `.data`: a part of its own to autograd, which would hold it against the other parts if the
+        # model writes to one.
         return {
-            number: value[first:last] if number in self._batched else value
+            number: value[first:last].data if number in self._batched else value
             for number, value in values.items()
         }
 

@@ -92,7 +92,7 @@ class LabelFeed:
 
     def restart(self) -> None:
         """The next batch is the first of another epoch."""
-        if self._batches is not None:
+        if self._batches is not None and self._batches is not self._source:
             # As the Root's loop does, ask once more: samplers draw from their generator at the end.
             next(self._batches, None)
         self.forget()
@@ -109,9 +109,10 @@ class LossLog:
     def __init__(self, path: Path | None) -> None:
         self._path = path
         self._file: TextIO | None = None
+        self._closed = False
 
     def write(self, value: float) -> None:
-        if self._path is None:
+        if self._path is None or self._closed:
             return
         if self._file is None:
             self._path.parent.mkdir(parents=True, exist_ok=True)
@@ -120,6 +121,7 @@ class LossLog:
         self._file.write(f"{value}\n")
 
     def close(self) -> None:
+        self._closed = True
         if self._file is not None:
             self._file.close()
             self._file = None

@@ -1,9 +1,12 @@
 """The norm of the whole model's gradient, of which each stage knows its own share only.
 
-Shares are added up on the way back to the first stage, which knows the total first and tells the
+Shares are added up on the way back to the first stage, each as the square of the norm of the mean
+over the batches that the stage has accumulated. So the first stage knows the total and tells the
 others. In a synchronous schedule they wait for it; otherwise they use their own share and what that
 of the others was last time. Pure.
 """
+
+import math
 
 
 class GradientNorms:
@@ -18,7 +21,7 @@ class GradientNorms:
         self._totals: dict[int, float] = {}
 
     def came_back(self, later: float) -> None:
-        """What all later stages have accumulated, with the last part of a batch."""
+        """The sum of the shares of all later stages, with the last part of a batch."""
         self._later = later
 
     def told(self, update: int, total: float) -> None:
@@ -26,13 +29,15 @@ class GradientNorms:
         if self._waits:
             self._totals[update] = total
         own = self._own.pop(update, None)
-        if own is not None:
+        for older in [known for known in self._own if known < update]:
+            del self._own[older]  # the first stage made one update of several
+        if own is not None and math.isfinite(total):
             self._of_others = max(0.0, total - own)
 
-    def total(self, update: int, own: float, batches: float) -> float:
-        """Of the gradient as it is applied, the mean over `batches` batches."""
+    def total(self, update: int, own: float) -> float:
+        """Of the gradient as it is applied, of which this stage's share is `own`."""
         if self._is_first:
-            return own + self._later / batches**2
+            return own + self._later
         known = self._totals.pop(update, None)
         if known is not None:
             return known

@@ -55,7 +55,6 @@ class Observer(Protocol):
 
     def forwarded(self, of: messages.MicroBatch) -> None: ...
     def batch_done(self, of: messages.MicroBatch, loss: float | None) -> None: ...
-    def updated(self, update: int) -> None: ...
     def obeyed(self, order: str, number: int) -> None: ...
     def replied(self, reply: messages.Reply) -> None: ...
     def result(self, message: messages.Result, tensors: tuple[torch.Tensor, ...]) -> None: ...
@@ -297,7 +296,8 @@ class StageRunner:
                 self.previous.send(Parcel(message, *self._copies.leave(tensors)))
             if self._norms is not None:
                 self._norms.came_back(work.later_norm)
-                norm = work.later_norm + self._updater.squared_norm(batches=1)
+                own = self._updater.squared_norm(self.schedule.batches_accumulated)
+                norm = work.later_norm + own
         if self.previous is None:
             return
         carried, tensors = pack_backward(gradients)
@@ -330,13 +330,12 @@ class StageRunner:
         if news is not None and self.next is not None:
             message, tensors = news
             self.next.send(Parcel(message, *self._copies.leave(tensors)))
-        self._observer.updated(instruction.update)
 
     def _total_norm(self, instruction: plan.Update) -> float | None:
         if self._norms is None:
             return None
         own = self._updater.squared_norm(instruction.batches)
-        total = self._norms.total(instruction.update, own, instruction.batches)
+        total = self._norms.total(instruction.update, own)
         if self.previous is None and self.next is not None:
             told = messages.TotalNorm(update=instruction.update, squared_norm=total)
             self.next.send(Parcel(told))
@@ -359,6 +358,8 @@ class StageRunner:
             answer = messages.Result(batch=message.of.batch, structure=msgspec.json.encode(shape))
         parcel = Parcel(answer, *self._copies.leave(leaves))
         if not self._hand_back(parcel):
+            if parcel.ready is not None:
+                parcel.ready()
             self._observer.result(answer, parcel.tensors)
 
     def _obey(self, command: plan.CommandReady) -> None:

@@ -33,6 +33,8 @@ from ravnest.wire.streams import Network
 logger = logging.getLogger("ravnest")
 T = TypeVar("T")
 _STALL_REPORT_S = 60.0
+_LAST_WORDS_S = 2.0
+"""How long a provider that has failed tries to say so."""
 _LAST_STEP_S = 10.0
 """How long the compute thread may take to end: what it is computing is not interrupted."""
 
@@ -69,6 +71,7 @@ class _Waiters:
     results: dict[int, Future[tuple[messages.Result, tuple[torch.Tensor, ...]]]] = field(
         default_factory=dict
     )
+    asked: set[Future[Any]] = field(default_factory=set)
 
 
 class ProviderRuntime:
@@ -83,7 +86,6 @@ class ProviderRuntime:
         patience: Patience | None = None,
         queue_limit: int = 8,
         on_batch: Callable[[messages.MicroBatch, float | None], None] | None = None,
-        on_update: Callable[[int], None] | None = None,
         network_thread: NetworkThread | None = None,
     ) -> None:
         self.place = place
@@ -95,7 +97,6 @@ class ProviderRuntime:
         self._patience = patience or Patience()
         self._queue_limit = queue_limit
         self._on_batch = on_batch
-        self._on_update = on_update
         self._inbox = Inbox()
         self._shared_thread = network_thread
         self._network_thread = network_thread or NetworkThread()
@@ -127,8 +128,9 @@ class ProviderRuntime:
         try:
             self._network_thread.call(self._connect())
             self.runner = self._make_runner(self)
-        except BaseException:
-            self.close(flush_s=0.0)
+        except BaseException as error:
+            self._tell(messages.Failed(node=self.place.node, reason=_text_of(error)))
+            self.close(flush_s=1.0)
             raise
         self.runner.next = self._outlet(self.place.next)
         self.runner.previous = self._outlet(self.place.previous)
@@ -159,14 +161,16 @@ class ProviderRuntime:
         self._ended.set()
         if self._compute.is_alive() and threading.current_thread() is not self._compute:
             self._inbox.put(Stop())
-            self._compute.join(self.unheard_s if self.failure else None)
-        if self._endpoint is not None:
-            flush = 0.5 if self.failure else flush_s
-            self._network_thread.call(self._endpoint.close(flush), within_s=flush + 10)
-        if self._shared_thread is None:
-            self._network_thread.stop()
-        if self.runner is not None:
-            self.runner.close()
+            self._compute.join(self.unheard_s)
+        try:
+            if self._endpoint is not None:
+                flush = min(flush_s, _LAST_WORDS_S) if self.failure else flush_s
+                self._network_thread.call(self._endpoint.close(flush), within_s=flush + 10)
+        finally:
+            if self._shared_thread is None:
+                self._network_thread.stop()
+            if self.runner is not None:
+                self.runner.close()
 
     # ---- the compute thread ----
 
@@ -183,6 +187,8 @@ class ProviderRuntime:
                 if self.failure is not None:
                     return
                 if runner.work():
+                    # The neighbours have had that time, and perhaps got work only at its end.
+                    self._stall.heard(time.monotonic())
                     continue
                 item = self._inbox.take(self._stall.look_again_s(time.monotonic()))
                 if isinstance(item, Stop):
@@ -267,19 +273,24 @@ class ProviderRuntime:
             reply.set_exception(error)
         for result in waiters.results.values():
             result.set_exception(error)
+        for asked in waiters.asked:
+            if not asked.done():
+                asked.set_exception(error)
         self._training_over.set()
         self._told_goodbye.set()
         if tell:
-            failed = messages.Failed(node=self.place.node, reason=_text_of(error))
-            for link in self._links.values():
-                link.send(Parcel(failed))
+            self._tell(messages.Failed(node=self.place.node, reason=_text_of(error)))
+
+    def _tell(self, failed: messages.Failed, source: Link | None = None) -> None:
+        """Everybody but the one it came from, ahead of all that waits to be sent."""
+        for link in self._links.values():
+            if link is not source:
+                link.send_last(Parcel(failed))
 
     def _fail_with(self, failed: messages.Failed, source: Link) -> None:
         """Another provider has failed: hand on what it says of its end."""
         self._fail(PeerError(f"{failed.node} failed: {failed.reason}"), tell=False)
-        for link in self._links.values():
-            if link is not source:
-                link.send(Parcel(failed))
+        self._tell(failed, source)
 
     def check(self) -> None:
         """Raise what went wrong, if something did."""
@@ -332,19 +343,21 @@ class ProviderRuntime:
 
         def run() -> None:
             try:
-                future.set_result(work())
+                answer = work()
             except BaseException as error:
                 future.set_exception(error)
+            else:
+                future.set_result(answer)
 
-        self.check()
+        with self._changed:
+            self.check()
+            self._waiters.asked.add(future)
         self._inbox.put(Asked(run))
-        while True:
-            try:
-                return future.result(timeout=1.0)
-            except TimeoutError:
-                self.check()
-                if not self._compute.is_alive():
-                    raise RunError("the provider has ended") from None
+        try:
+            return self.wait_for(future)
+        finally:
+            with self._changed:
+                self._waiters.asked.discard(future)
 
     def wait_until_trained(self) -> None:
         """Serve until the Root says that training is over."""
@@ -376,10 +389,6 @@ class ProviderRuntime:
     def batch_done(self, of: messages.MicroBatch, loss: float | None) -> None:
         if self._on_batch is not None:
             self._on_batch(of, loss)
-
-    def updated(self, update: int) -> None:
-        if self._on_update is not None:
-            self._on_update(update)
 
     def obeyed(self, order: str, number: int) -> None:
         if order in ("done", "goodbye"):

@@ -75,7 +75,8 @@ def decode(frame: Frame) -> Parcel:
 
 def _bytes_of(tensor: torch.Tensor) -> Sequence[Buffer]:
     # Gradients of an embedding may be sparse; on the way they are not.
-    plain = tensor.detach().to_dense().to("cpu").contiguous().reshape(-1)
+    dense = tensor.detach().to_dense().resolve_conj().resolve_neg()
+    plain = dense.to("cpu").contiguous().reshape(-1)
     if not plain.numel():
         return ()
     view = plain.view(torch.uint8).numpy().data

@@ -41,7 +41,8 @@ _OPTIONS: Sequence[tuple[str, int]] = (
     ("grpc.http2.bdp_probe", 1),
     ("grpc.http2.max_frame_size", 1 << 20),
     ("grpc.http2.write_buffer_size", 1 << 20),
-    ("grpc.min_reconnect_backoff_ms", 100),
+    # How long one try to connect may take at least: encrypted, over a long way.
+    ("grpc.min_reconnect_backoff_ms", 5_000),
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.max_reconnect_backoff_ms", 1_000),
     ("grpc.enable_retries", 0),
@@ -66,11 +67,7 @@ class GrpcNetwork:
 
     async def listen(self, address: str, handler: StreamHandler) -> None:
         async def serve(_: Any, context: Any) -> None:
-            stream = _ServerStream(context)
-            try:
-                await handler(stream)
-            finally:
-                stream.ended.set()
+            await handler(_ServerStream(context))
 
         method = grpc.stream_stream_rpc_method_handler(serve)
         server = aio.server(options=_SERVER_OPTIONS)
@@ -162,13 +159,15 @@ class _ClientStream:
         with contextlib.suppress(aio.AioRpcError, asyncio.InvalidStateError):
             await self._call.done_writing()
 
+    def abandon(self) -> None:
+        self._call.cancel()
+
 
 class _ServerStream:
     """The dialled side of a call."""
 
     def __init__(self, context: Any) -> None:
         self._context = context
-        self.ended = asyncio.Event()
 
     async def read(self) -> bytes | None:
         try:
@@ -185,3 +184,6 @@ class _ServerStream:
 
     async def close(self) -> None:
         """The call ends when its handler returns."""
+
+    def abandon(self) -> None:
+        """The same."""

@@ -7,7 +7,7 @@ directions, which says what arrived over the last one. When a stream breaks the 
 again, and a link is given up (`Lost`) only when its patience has run out or the neighbour turns out
 to be another process than before.
 
-`send` and `consumed` may be called from any one thread; everything else happens on the event loop.
+`send`, `send_last` and `consumed` may be called from any thread; all else is for the event loop.
 """
 
 import asyncio
@@ -130,6 +130,11 @@ class Link:
             self._outbox_noticed = True
             self._loop.call_soon_threadsafe(self._post)
 
+    def send_last(self, parcel: Parcel) -> None:
+        """Say this instead of whatever is still waiting to be sent."""
+        frame = encode(parcel, sequence=0)
+        self._loop.call_soon_threadsafe(self._post_last, frame)
+
     def consumed(self) -> None:
         """The oldest message delivered has been used up; makes room for another one."""
         self._used += 1
@@ -148,6 +153,12 @@ class Link:
             self._session.submit(Frame(number, frame.header, frame.body, frame.ready))
         self._all_arrived.clear()
         self._work.set()
+
+    def _post_last(self, frame: Frame) -> None:
+        self._post()
+        self._session.drop_unsent()
+        self._outbox.append(frame)
+        self._post()
 
     def _tell_soon(self) -> None:
         self._ack_now = True
@@ -195,7 +206,11 @@ class Link:
         while self._state is not _State.CLOSED:
             try:
                 stream = await network.dial(self.peer.address)
-            except StreamError as broken:
+            except Exception as error:
+                if not isinstance(error, StreamError):
+                    self._give_up(self._unexpected(error))
+                    return
+                broken = error
                 if broken.nobody_there and self._state is _State.BROKEN:
                     self._deadline.sooner(self._patience.nobody_s, str(broken))
                 await asyncio.sleep(pause)
@@ -215,6 +230,8 @@ class Link:
                 self._give_up(error)
             except Exception as error:
                 self._give_up(self._unexpected(error))
+            finally:
+                stream.abandon()
 
     def _unexpected(self, error: Exception) -> PeerError:
         logger.debug("the link to %s failed", self.peer, exc_info=error)
@@ -246,6 +263,7 @@ class Link:
         self._session.resume(hello.received)
         self._check_all_arrived()
         self._state = _State.UP
+        self._ack_now = True  # nobody knows what of the last stream has arrived
         self._deadline.cancel()
         if first:
             self._on_event(Up(self))
@@ -284,6 +302,7 @@ class Link:
                 self._work.set()
             if frame is not None and self._session.accept(frame.sequence):
                 self._deliver(frame)
+            chunk = frame = None  # not to be kept until the next one comes
 
     def _deliver(self, frame: Frame) -> None:
         parcel = decode(frame)
@@ -313,10 +332,12 @@ class Link:
             frame = self._session.take()
             if frame is not None:
                 if frame.ready is not None:
-                    await self._loop.run_in_executor(None, frame.ready)
+                    await self._ready(frame.ready)
                 for parts in chunks(frame, self._session.ack()):
                     self.traffic.sent_bytes += sum(map(len, parts))
                     await stream.write(parts)
+                    parts = []
+                frame = None  # not to be kept until the next one goes
                 self._ack_now = False
             elif self._ack_now:
                 self._ack_now = False
@@ -328,6 +349,12 @@ class Link:
             else:
                 self._work.clear()
                 await self._work.wait()
+
+    async def _ready(self, wait: Callable[[], None]) -> None:
+        try:
+            await self._loop.run_in_executor(None, wait)
+        except RuntimeError:  # the interpreter is ending, and starts no threads any more
+            wait()
 
     def _check_all_arrived(self) -> None:
         if self._session.everything_arrived and not self._outbox:
@@ -366,6 +393,8 @@ class Link:
             self._ack_timer = None
         self._all_arrived.set()
         self._stop_tasks()
+        if self._stream is not None:
+            self._stream.abandon()
         if self._runner is not None and self._runner is not asyncio.current_task():
             self._runner.cancel()
 
@@ -384,6 +413,6 @@ class Link:
             await asyncio.wait(self._tasks, timeout=_GOODBYE_S)
         self._end()
         if self._runner is not None:
-            with contextlib.suppress(asyncio.CancelledError):
+            with contextlib.suppress(asyncio.CancelledError, Exception):
                 await self._runner
         return arrived

@@ -129,6 +129,9 @@ class _End:
         self._pipe.closed[self._here] = True
         await self._pipe.tell()
 
+    def abandon(self) -> None:
+        """Nothing is held that would have to be given back."""
+
     def _check(self) -> None:
         if self._pipe.broken:
             raise StreamError("the connection was cut")

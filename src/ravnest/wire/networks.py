@@ -1,5 +1,6 @@
 """The networks there are, by name."""
 
+import sys
 from collections.abc import Callable
 
 from ravnest.errors import NodeError
@@ -16,6 +17,8 @@ def network_for(name: str, tls: TlsFiles | None) -> Callable[[], Network]:
         return lambda: GrpcNetwork(keys)
     if name != "tcp":
         raise NodeError(f"transport is {name!r}; expected one of 'grpc', 'tcp'")
+    if sys.platform == "win32":
+        raise NodeError("transport='tcp' is not available on Windows; use transport='grpc'")
     if tls is not None:
         raise NodeError("transport='tcp' does not encrypt; use transport='grpc' with tls=…")
     return TcpNetwork

@@ -55,7 +55,10 @@ class Session:
         frame = self._kept[self._next]
         position = frame.sequence - self._consumed_by_peer
         if position > len(self._sizes):  # not a repetition after a break
-            full = self._under_way + frame.size > self._window.bytes
+            # The peer tells what it has used up only when more than half of the window is open: up
+            # to there a frame may go whatever its size, or both sides would wait.
+            beyond_half = 2 * self._under_way > self._window.bytes
+            full = beyond_half and self._under_way + frame.size > self._window.bytes
             if self._sizes and (full or len(self._sizes) >= self._window.frames):
                 return None
             self._sizes.append(frame.size)
@@ -123,3 +126,11 @@ class Session:
             )
         self._forget(received_by_peer)
         self._next = 0
+        self._told = Ack(-1, -1)  # what was said last may not have arrived
+
+    def drop_unsent(self) -> None:
+        """Forget what has not been put on a stream yet: something more urgent is to be said."""
+        unsent = len(self._kept) - self._next
+        for _ in range(unsent):
+            self._kept.pop()
+        self._submitted -= unsent

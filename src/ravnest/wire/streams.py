@@ -39,6 +39,10 @@ class ChunkStream(Protocol):
         """Let what was written go out, then end. Does not raise."""
         ...
 
+    def abandon(self) -> None:
+        """Nobody uses this stream any more, however it ended; may be called again."""
+        ...
+
 
 StreamHandler = Callable[[ChunkStream], Awaitable[None]]
 

@@ -7,6 +7,7 @@ than that is broken, however alive the other machine's kernel may be. Nothing is
 
 import asyncio
 import contextlib
+import ipaddress
 import socket
 import struct
 from collections.abc import Callable, Coroutine, Sequence
@@ -20,6 +21,8 @@ _LARGEST = 2 * CHUNK_BYTES
 _LIFE_S, _SILENCE_S = 3.0, 10.0
 _CONNECT_S = 5.0
 _PARTS_AT_ONCE = 64
+_FIRST_BUFFER = 1 << 16
+"""Enough for a greeting; grows with the chunks that come."""
 
 
 class TcpNetwork:
@@ -33,9 +36,8 @@ class TcpNetwork:
 
     async def listen(self, address: str, handler: StreamHandler) -> None:
         host, _, port = address.rpartition(":")
-        family = socket.AF_INET6 if host.startswith("[") else socket.AF_INET
         try:
-            server = socket.create_server((host.strip("[]"), int(port)), family=family, backlog=128)
+            server = _listening(host.strip("[]"), int(port))
         except OSError as error:
             raise ListenError(
                 f"cannot listen on {address}. Is another provider running there?"
@@ -67,23 +69,19 @@ class TcpNetwork:
 
     async def dial(self, address: str) -> ChunkStream:
         host, _, port = address.rpartition(":")
-        loop = asyncio.get_running_loop()
         try:
-            (family, kind, protocol, _, where), *_ = await loop.getaddrinfo(
-                host.strip("[]"), int(port), type=socket.SOCK_STREAM
-            )
-            connection = socket.socket(family, kind, protocol)
-            connection.setblocking(False)
+            places = await _resolved(host.strip("[]"), int(port))
         except OSError as error:
-            raise StreamError(str(error)) from error
-        try:
-            await asyncio.wait_for(loop.sock_connect(connection, where), _CONNECT_S)
-        except (OSError, TimeoutError) as error:
-            connection.close()
-            refused = isinstance(error, ConnectionRefusedError)
-            reason = str(error) or f"no answer within {_CONNECT_S:g} s"
-            raise StreamError(reason, nobody_there=refused) from error
-        return self._stream(connection)
+            raise StreamError(f"{host}: {error}") from error
+        failure: OSError | TimeoutError = OSError("it has no address")
+        for family, where in places:
+            try:
+                return self._stream(await _connected(family, where))
+            except (OSError, TimeoutError) as error:
+                failure = error
+        refused = isinstance(failure, ConnectionRefusedError)
+        reason = str(failure) or f"no answer within {_CONNECT_S:g} s"
+        raise StreamError(reason, nobody_there=refused) from failure
 
     def _stream(self, connection: socket.socket) -> "_TcpStream":
         stream = _TcpStream(connection, self._life_s, self._silence_s, self._streams.discard)
@@ -101,6 +99,39 @@ class TcpNetwork:
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
 
+def _listening(host: str, port: int) -> socket.socket:
+    if host == "0.0.0.0" and socket.has_dualstack_ipv6():  # everywhere, whatever the family
+        return socket.create_server(
+            ("::", port), family=socket.AF_INET6, backlog=128, dualstack_ipv6=True
+        )
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    return socket.create_server((host, port), family=family, backlog=128)
+
+
+async def _resolved(host: str, port: int) -> list[tuple[int, Any]]:
+    """Families and addresses to try, in this order."""
+    with contextlib.suppress(ValueError):
+        version = ipaddress.ip_address(host).version
+        return [(socket.AF_INET6 if version == 6 else socket.AF_INET, (host, port))]
+    try:
+        found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    except RuntimeError:  # the interpreter is ending, and starts no threads any more
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    return [(family, where) for family, _, _, _, where in found]
+
+
+async def _connected(family: int, where: Any) -> socket.socket:
+    connection = socket.socket(family, socket.SOCK_STREAM)
+    connection.setblocking(False)
+    try:
+        connecting = asyncio.get_running_loop().sock_connect(connection, where)
+        await asyncio.wait_for(connecting, _CONNECT_S)
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
 class _TcpStream:
     """Both directions of one connection. One task reads, one writes."""
 
@@ -116,11 +147,12 @@ class _TcpStream:
         self._socket: socket.socket | None = connection
         self._loop = asyncio.get_running_loop()
         self._on_end = on_end
-        self._buffer = memoryview(bytearray(_LARGEST + _LENGTH.size))
+        self._buffer = memoryview(bytearray(_FIRST_BUFFER))
         self._first = self._last = 0  # of what has arrived and was not handed out
         self._writing = asyncio.Lock()
         self._life_s, self._silence_s = life_s, silence_s
         self._heard = self._said = self._loop.time()
+        self._in_doubt = False
         self._waiting: set[asyncio.Future[None]] = set()
         self._timer = self._loop.call_later(life_s, self._sign_of_life)
 
@@ -147,9 +179,7 @@ class _TcpStream:
         """Wait until so many bytes are there; False if the other side has closed before any."""
         while self._last - self._first < count:
             if self._first + count > len(self._buffer) or self._first == self._last:
-                rest = bytes(self._buffer[self._first : self._last])
-                self._buffer[: len(rest)] = rest
-                self._first, self._last = 0, len(rest)
+                self._make_room(count)
             arrived = await self._receive(self._buffer[self._last :])
             if not arrived:
                 if self._first == self._last:
@@ -157,6 +187,14 @@ class _TcpStream:
                 raise StreamError("the connection was cut in the middle of a chunk")
             self._last += arrived
         return True
+
+    def _make_room(self, count: int) -> None:
+        rest = bytes(self._buffer[self._first : self._last])
+        if count > len(self._buffer):
+            # With room for the length of the next one, which comes along with it.
+            self._buffer = memoryview(bytearray(_LARGEST + _LENGTH.size))
+        self._buffer[: len(rest)] = rest
+        self._first, self._last = 0, len(rest)
 
     async def _receive(self, into: memoryview) -> int:
         while True:
@@ -175,7 +213,12 @@ class _TcpStream:
     async def write(self, parts: Sequence[Buffer]) -> None:
         length = sum(len(part) for part in parts)
         async with self._writing:
-            await self._send([_LENGTH.pack(length), *parts])
+            try:
+                await self._send([_LENGTH.pack(length), *parts])
+            except asyncio.CancelledError:
+                # Half a chunk may have gone out; nothing that follows would be understood.
+                self.end("a message was broken off")
+                raise
         await asyncio.sleep(0)  # let the others of this loop have a turn
 
     async def _send(self, parts: Sequence[Buffer]) -> None:
@@ -199,15 +242,22 @@ class _TcpStream:
         if self._socket is None:
             return
         now = self._loop.time()
-        if now - self._heard > self._silence_s:
+        silent = now - self._heard > self._silence_s
+        if silent and self._in_doubt:
             self.end(f"nothing was heard for {now - self._heard:.0f} s")
             return
+        # After a pause of our own something may lie there unread: look once more, later.
+        self._in_doubt = silent
         if now - self._said >= self._life_s and not self._writing.locked():
-            with contextlib.suppress(OSError):
-                # Four bytes into a buffer that is empty: they go out whole.
-                self._socket.send(_LENGTH.pack(0))
+            self._say_nothing()
             self._said = now
         self._timer = self._loop.call_later(self._life_s, self._sign_of_life)
+
+    def _say_nothing(self) -> None:
+        sign = _LENGTH.pack(0)
+        with contextlib.suppress(OSError):
+            if 0 < self._open.send(sign) < len(sign):
+                self.end("the connection is stuck")
 
     # ---- waiting and the end ----
 
@@ -240,6 +290,9 @@ class _TcpStream:
         if self._socket is not None:
             with contextlib.suppress(OSError):
                 self._socket.shutdown(socket.SHUT_WR)
+
+    def abandon(self) -> None:
+        self.end()
 
     def end(self, reason: str = "the connection is over") -> None:
         """Give the connection up; whoever waits on it is told."""

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch.autograd.graph import get_gradient_edge
 
-from ravnest.provider.compute.randomness import RandomState
+from ravnest.provider.compute.replay import Replay, Replays
 from ravnest.provider.compute.versions import WeightVersions
 from ravnest.stage import structure
 from ravnest.stage.graph import Mode
@@ -37,7 +37,8 @@ class Pass:
     input_gradients: Values = field(default_factory=dict)
     """Filled by the backward."""
     loss: torch.Tensor | None = None
-    random_state: RandomState | None = None
+    replay: Replay | None = None
+    """How to compute the outputs again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,24 +104,6 @@ class Precision:
         return torch.autocast(device.type, dtype=self.autocast)
 
 
-@contextlib.contextmanager
-def _buffers_copied(stage: StageModule) -> Iterator[None]:
-    """Let a repeated forward write to copies of the buffers: the first one has counted already."""
-    originals = [
-        (module._buffers, name, buffer)
-        for module in stage.modules()
-        for name, buffer in module._buffers.items()
-        if buffer is not None
-    ]
-    for registry, name, buffer in originals:
-        registry[name] = buffer.clone()
-    try:
-        yield
-    finally:
-        for registry, name, buffer in originals:
-            registry[name] = buffer
-
-
 class StagePasses:
     """Runs the passes of one stage over its weight versions."""
 
@@ -134,7 +117,7 @@ class StagePasses:
     ) -> None:
         self.stage = stage
         self.versions = versions
-        self.recompute = recompute and not stage.graph.is_last
+        self._replays = Replays(stage) if recompute and not stage.graph.is_last else None
         self._precision = precision or Precision()
         graph = stage.graph
         self._wires = {
@@ -148,17 +131,16 @@ class StagePasses:
         """With gradients, in train mode; the outputs are in the pass. Values are on the device."""
         self.stage.train()
         item = Pass(version, self._given(values, "train"), None)
-        if self.recompute:
-            item.random_state = RandomState.now(self.stage.device)
-            with torch.no_grad():
-                item.outputs = self._run(item.inputs)
+        if self._replays is not None:
+            with torch.no_grad(), self._replays.recording(item.inputs) as (given, item.replay):
+                item.outputs = self._run(given)
         else:
             item.outputs = self._run(self._entered(item))
         return item
 
     def forget_values(self, item: Pass) -> None:
         """Once the outputs are on their way nobody needs them here, unless autograd does."""
-        if not self.recompute:
+        if self._replays is None:
             item.roots = self._roots(item)
             item.inputs = dict.fromkeys(item.inputs)
         item.outputs = None
@@ -192,7 +174,10 @@ class StagePasses:
         if edges:
             with self.versions.collect_gradients(item.version):
                 torch.autograd.backward(edges, seeds)
-        return item.input_gradients
+        return {
+            number: gradient.clone() if self.versions.holds(gradient) else gradient
+            for number, gradient in item.input_gradients.items()
+        }
 
     def _roots(self, item: Pass) -> dict[int, Root]:
         """Values that were made here and can be differentiated; others are only handed on."""
@@ -204,15 +189,12 @@ class StagePasses:
         }
 
     def _again(self, item: Pass) -> Values:
-        """The forward once more: same weights, same random numbers, buffers left as they are."""
+        """The forward once more, with the weights, numbers and buffers of the first time."""
         self.stage.train()
-        assert item.random_state is not None
-        with (
-            self.versions.used(item.version),
-            _buffers_copied(self.stage),
-            item.random_state.again(),
-        ):
-            return self._run(self._entered(item))
+        assert self._replays is not None
+        assert item.replay is not None
+        with self.versions.used(item.version):
+            return self._replays.run_again(item.replay, lambda: self._run(self._entered(item)))
 
     # ---- evaluation ----
 

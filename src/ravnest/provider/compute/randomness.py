@@ -21,6 +21,13 @@ class RandomState:
         module = _module(device)
         return cls(device, torch.get_rng_state(), module and _device_state(module, device))
 
+    def equals(self, other: "RandomState") -> bool:
+        if not torch.equal(self.cpu, other.cpu):
+            return False
+        if self.other is None or other.other is None:
+            return self.other is other.other
+        return torch.equal(self.other, other.other)
+
     def restore(self) -> None:
         torch.set_rng_state(self.cpu)
         module = _module(self.device)

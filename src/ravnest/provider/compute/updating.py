@@ -136,7 +136,7 @@ class Updater:
             nn.utils.clip_grad_value_(self._owned, self._settings.clip_value)
         if self.optimizer is not None and self._are_usable(gradients):
             self.optimizer.step()
-        for parameter in self._versions.masters:
+        for parameter in self._owned:  # those of copies are under way to their owner, or will be
             parameter.grad = None
         self._versions.finish_update(version, in_place=in_place)
         passed, self._updates = update + 1 - self._updates, update + 1

@@ -58,11 +58,34 @@ class WeightVersions:
 
     def finish_update(self, version: int, *, in_place: bool) -> None:
         """After the optimizer has written to the masters."""
-        if in_place:
+        if in_place and self._are_where_they_were():
             self._leaves[version] = self._leaves.pop(self._newest)
             self._newest = version
         else:
+            if in_place:
+                del self._leaves[self._newest]
             self._install(version)
+
+    def _are_where_they_were(self) -> bool:
+        """Some optimizers put new tensors into the parameters instead of writing to the old."""
+        leaves = self._leaves[self._newest]
+        return all(
+            master.data_ptr() == leaf.data_ptr()
+            for master, leaf in zip(self.masters, leaves, strict=True)
+        )
+
+    def holds(self, tensor: torch.Tensor) -> bool:
+        """Whether a parameter's gradient lies in the memory of this tensor: where an input and a
+        parameter were added, autograd gives both the same one, and one of them is written to."""
+        if tensor.layout is not torch.strided:
+            return False
+        where = tensor.untyped_storage().data_ptr()
+        return any(
+            master.grad is not None
+            and master.grad.layout is torch.strided
+            and master.grad.untyped_storage().data_ptr() == where
+            for master in self.masters
+        )
 
     def release(self, version: int) -> None:
         """Nobody is going to use this version again."""

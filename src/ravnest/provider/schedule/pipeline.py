@@ -192,17 +192,14 @@ class StageSchedule:
         return len(self._line)
 
     @property
-    def version(self) -> int:
-        return self._version
+    def batches_accumulated(self) -> float:
+        """Whose gradients are waiting to be applied; parts count by their share."""
+        return self._gradients.batches
 
     @property
     def newest_is_unused(self) -> bool:
         """No micro-batch in flight was computed with the newest weights."""
         return self._users[self._version] == 0
-
-    @property
-    def updates_done(self) -> int:
-        return self._updates_done
 
     # ---- events in ----
 
