@@ -39,12 +39,23 @@ class Progress:
 class Callback:
     """Does nothing; override what you need."""
 
-    def on_train_begin(self, progress: Progress) -> None: ...
-    def on_epoch_begin(self, progress: Progress) -> None: ...
-    def on_step_end(self, progress: Progress) -> None: ...
-    def on_epoch_end(self, progress: Progress) -> None: ...
-    def on_evaluate(self, progress: Progress) -> None: ...
-    def on_train_end(self, progress: Progress) -> None: ...
+    def on_train_begin(self, progress: Progress) -> None:
+        """Before the first epoch."""
+
+    def on_epoch_begin(self, progress: Progress) -> None:
+        """Before the first batch of an epoch."""
+
+    def on_step_end(self, progress: Progress) -> None:
+        """A batch has come back from the pipeline."""
+
+    def on_epoch_end(self, progress: Progress) -> None:
+        """All batches of an epoch have been trained on."""
+
+    def on_evaluate(self, progress: Progress) -> None:
+        """A validation is over; its results are in `progress.metrics`."""
+
+    def on_train_end(self, progress: Progress) -> None:
+        """After the last epoch, and when training breaks off: close what is open."""
 
 
 class CallbackList(Callback):
@@ -52,9 +63,6 @@ class CallbackList(Callback):
 
     def __init__(self, callbacks: Iterable[Callback] = ()) -> None:
         self._callbacks = list(callbacks)
-
-    def __bool__(self) -> bool:
-        return bool(self._callbacks)
 
     def on_train_begin(self, progress: Progress) -> None:
         for callback in self._callbacks:

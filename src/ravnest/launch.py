@@ -7,6 +7,7 @@ out by themselves (`ravnest.lifeline`).
 """
 
 import contextlib
+import json
 import math
 import os
 import queue
@@ -62,7 +63,7 @@ def planned_nodes(run: RunDir, count: int | None = None) -> list[str]:
     names = [
         path.stem
         for _, path in sorted(documents.items())
-        if '"Idle"' not in path.read_text(encoding="utf-8")
+        if json.loads(path.read_bytes()).get("node_type") != "Idle"
     ]
     if not names:
         raise NodeError(f"there is no plan in {run.root}; run clusterize first")

@@ -86,18 +86,24 @@ class Trainer:
         progress = self.progress
         self._began = time.monotonic()
         self.callbacks.on_train_begin(progress)
-        for progress.epoch in range(self.epochs):
-            self.callbacks.on_epoch_begin(progress)
-            for batch in self.train_loader:
-                self._train_on(batch)
-            self.node.wait_for_backwards()
-            self._tell_callbacks()
-            progress.stages = self.node.stages
-            self.callbacks.on_epoch_end(progress)
-            if self.val_loader is not None and (progress.epoch + 1) % self.val_freq == 0:
-                self.evaluate()
-        self._finish()
-        self.callbacks.on_train_end(progress)
+        try:
+            for progress.epoch in range(self.epochs):
+                self._train_epoch()
+            self._finish()
+        finally:
+            self.callbacks.on_train_end(progress)
+
+    def _train_epoch(self) -> None:
+        progress = self.progress
+        self.callbacks.on_epoch_begin(progress)
+        for batch in self.train_loader:
+            self._train_on(batch)
+        self.node.wait_for_backwards()
+        self._tell_callbacks()
+        progress.stages = self.node.stages
+        self.callbacks.on_epoch_end(progress)
+        if self.val_loader is not None and (progress.epoch + 1) % self.val_freq == 0:
+            self.evaluate()
 
     def _finish(self) -> None:
         if self.save:

@@ -1,6 +1,5 @@
 """What the last stage has besides its share of the model: labels, loss, metrics and their files."""
 
-import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,7 +13,6 @@ from ravnest.provider.criterion import PartLoss
 from ravnest.provider.proof import Comparison, proof_of, tensors_in
 from ravnest.wire.messages import MicroBatch
 
-logger = logging.getLogger("ravnest")
 Metric = Callable[[Any, Any], Any]
 """Called as metric(outputs, batch); gives the batch's mean, or its sum and how many it is over."""
 
