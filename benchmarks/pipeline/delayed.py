@@ -5,7 +5,14 @@ import contextlib
 from collections.abc import Sequence
 
 from ravnest.wire.framing import Buffer
-from ravnest.wire.streams import ChunkStream, Network, StreamError, StreamHandler
+from ravnest.wire.streams import (
+    ChunkStream,
+    Network,
+    Room,
+    StreamError,
+    StreamHandler,
+    no_room,
+)
 
 
 class DelayedNetwork:
@@ -54,7 +61,7 @@ class _DelayedStream:
                 if chunk is None:
                     return
 
-    async def read(self) -> Buffer | None:
+    async def read(self, room: Room = no_room) -> Buffer | None:
         due, chunk = await self._arrived.get()
         await asyncio.sleep(max(0.0, due - asyncio.get_running_loop().time()))
         if isinstance(chunk, StreamError):

@@ -105,12 +105,22 @@ class Assembler:
     def __init__(self, limits: Limits | None = None) -> None:
         self._limits = limits or Limits()
         self._frame: _Partial | None = None
+        self._offered: memoryview | None = None
+
+    def room(self, length: int) -> memoryview | None:
+        """Where the next chunk is going to lie, if it continues a frame: put it there at once."""
+        partial = self._frame
+        if partial is None or not 0 < length <= len(partial.body) - partial.filled:
+            return None
+        self._offered = partial.body[partial.filled : partial.filled + length]
+        return self._offered
 
     def feed(self, chunk: Buffer) -> tuple[Ack | None, Frame | None]:
         """What this chunk completes: an acknowledgement with each first chunk, a frame with each
         last one."""
         if self._frame is not None:
-            return None, self._more(memoryview(chunk))
+            offered, self._offered = self._offered, None
+            return None, self._more(memoryview(chunk), is_in_place=chunk is offered)
         return self._first(memoryview(chunk))
 
     def _first(self, chunk: memoryview) -> tuple[Ack, Frame | None]:
@@ -146,7 +156,7 @@ class Assembler:
         self._frame = _Partial(sequence, header, body, 0, checksum)
         return ack, self._more(rest[header_bytes:])
 
-    def _more(self, chunk: memoryview) -> Frame | None:
+    def _more(self, chunk: memoryview, *, is_in_place: bool = False) -> Frame | None:
         partial = self._frame
         assert partial is not None
         missing = len(partial.body) - partial.filled
@@ -154,7 +164,8 @@ class Assembler:
             raise WireError(f"a frame goes on for {len(chunk) - missing} bytes after its end")
         if not len(chunk) and missing:
             raise WireError("a frame is continued with nothing")
-        partial.body[partial.filled : partial.filled + len(chunk)] = chunk
+        if not is_in_place:
+            partial.body[partial.filled : partial.filled + len(chunk)] = chunk
         partial.filled += len(chunk)
         if partial.filled < len(partial.body):
             return None

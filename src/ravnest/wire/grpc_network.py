@@ -19,7 +19,14 @@ from grpc import aio
 
 from ravnest.wire.framing import CHUNK_BYTES, Buffer
 from ravnest.wire.security import TlsKeys
-from ravnest.wire.streams import ChunkStream, ListenError, StreamError, StreamHandler
+from ravnest.wire.streams import (
+    ChunkStream,
+    ListenError,
+    Room,
+    StreamError,
+    StreamHandler,
+    no_room,
+)
 
 _SERVICE, _METHOD = "ravnest.Wire", "Stream"
 _LARGEST = 2 * CHUNK_BYTES
@@ -136,7 +143,7 @@ class _ClientStream:
     def __init__(self, call: Any) -> None:
         self._call = call
 
-    async def read(self) -> bytes | None:
+    async def read(self, room: Room = no_room) -> bytes | None:
         try:
             chunk = await self._call.read()
         except aio.AioRpcError as error:
@@ -169,7 +176,7 @@ class _ServerStream:
     def __init__(self, context: Any) -> None:
         self._context = context
 
-    async def read(self) -> bytes | None:
+    async def read(self, room: Room = no_room) -> bytes | None:
         try:
             chunk = await self._context.read()
         except (aio.AioRpcError, aio.UsageError, asyncio.InvalidStateError) as error:

@@ -263,7 +263,7 @@ class Link:
         self._session.resume(hello.received)
         self._check_all_arrived()
         self._state = _State.UP
-        self._ack_now = True  # nobody knows what of the last stream has arrived
+        self._ack_now = not first  # nobody knows what of the last stream has arrived
         self._deadline.cancel()
         if first:
             self._on_event(Up(self))
@@ -293,7 +293,7 @@ class Link:
 
     async def _read(self, stream: ChunkStream) -> None:
         assembler = Assembler(self._limits)
-        while (chunk := await stream.read()) is not None:
+        while (chunk := await stream.read(assembler.room)) is not None:
             self.traffic.received_bytes += len(chunk)
             ack, frame = assembler.feed(chunk)
             if ack is not None:

@@ -9,7 +9,14 @@ from collections import defaultdict, deque
 from collections.abc import Sequence
 
 from ravnest.wire.framing import Buffer
-from ravnest.wire.streams import ChunkStream, ListenError, StreamError, StreamHandler
+from ravnest.wire.streams import (
+    ChunkStream,
+    ListenError,
+    Room,
+    StreamError,
+    StreamHandler,
+    no_room,
+)
 
 _CHUNKS_UNDER_WAY = 8
 
@@ -98,7 +105,7 @@ class _End:
     def __init__(self, pipe: _Pipe, here: int) -> None:
         self._pipe, self._here, self._there = pipe, here, 1 - here
 
-    async def read(self) -> bytes | None:
+    async def read(self, room: Room = no_room) -> bytes | None:
         pipe, inbox = self._pipe, self._pipe.to[self._here]
         async with pipe.changed:
             await pipe.changed.wait_for(

@@ -24,11 +24,22 @@ class ListenError(RunError):
     """The address of this provider cannot be listened on."""
 
 
+Room = Callable[[int], memoryview | None]
+
+
+def no_room(length: int) -> memoryview | None:
+    """Nobody has prepared a place."""
+    return None
+
+
 class ChunkStream(Protocol):
     """One connection. Raises `StreamError` from any method once it is broken."""
 
-    async def read(self) -> Buffer | None:
-        """The next chunk; None if the other side has closed. May be gone with the next call."""
+    async def read(self, room: Room = no_room) -> Buffer | None:
+        """The next chunk; None if the other side has closed. May be gone with the next call.
+
+        `room` may be asked where a chunk of some length had best be put.
+        """
         ...
 
     async def write(self, parts: Sequence[Buffer]) -> None:

@@ -14,7 +14,14 @@ from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
 from ravnest.wire.framing import CHUNK_BYTES, Buffer
-from ravnest.wire.streams import ChunkStream, ListenError, StreamError, StreamHandler
+from ravnest.wire.streams import (
+    ChunkStream,
+    ListenError,
+    Room,
+    StreamError,
+    StreamHandler,
+    no_room,
+)
 
 _LENGTH = struct.Struct("<I")
 _LARGEST = 2 * CHUNK_BYTES
@@ -158,10 +165,12 @@ class _TcpStream:
 
     # ---- reading ----
 
-    async def read(self) -> Buffer | None:
-        """The next chunk, in memory that the one after it is going to use."""
+    async def read(self, room: Room = no_room) -> Buffer | None:
+        """The next chunk, in the room there is, or in memory that the one after it will use."""
+        # Where there is room, nothing but the length goes through our own buffer.
+        direct = room(1) is not None
         while True:
-            if not await self._have(_LENGTH.size):
+            if not await self._have(_LENGTH.size, no_more=direct):
                 return None
             (length,) = _LENGTH.unpack_from(self._buffer, self._first)
             if length > _LARGEST:
@@ -169,18 +178,32 @@ class _TcpStream:
             self._first += _LENGTH.size
             if not length:
                 continue
+            if (target := room(length)) is not None:
+                await self._fill(target)
+                return target
             if not await self._have(length):
                 raise StreamError("the connection was cut in the middle of a chunk")
             chunk = self._buffer[self._first : self._first + length]
             self._first += length
             return chunk
 
-    async def _have(self, count: int) -> bool:
+    async def _fill(self, target: memoryview) -> None:
+        here = min(self._last - self._first, len(target))
+        target[:here] = self._buffer[self._first : self._first + here]
+        self._first += here
+        while here < len(target):
+            arrived = await self._receive(target[here:])
+            if not arrived:
+                raise StreamError("the connection was cut in the middle of a chunk")
+            here += arrived
+
+    async def _have(self, count: int, *, no_more: bool = False) -> bool:
         """Wait until so many bytes are there; False if the other side has closed before any."""
         while self._last - self._first < count:
             if self._first + count > len(self._buffer) or self._first == self._last:
                 self._make_room(count)
-            arrived = await self._receive(self._buffer[self._last :])
+            stop = self._first + count if no_more else len(self._buffer)
+            arrived = await self._receive(self._buffer[self._last : stop])
             if not arrived:
                 if self._first == self._last:
                     return False
