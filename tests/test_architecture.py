@@ -48,6 +48,10 @@ DECIDING = {
     "ravnest.planning.search.improve",
     "ravnest.provider.schedule.pipeline",
     "ravnest.provider.schedule.window",
+    "ravnest.provider.stall",
+    "ravnest.provider.norms",
+    "ravnest.provider.averaging.course",
+    "ravnest.provider.averaging.rollcall",
 }
 NOT_FOR_DECIDING = {"asyncio", "grpc", "socket", "threading", "time", "torch"}
 

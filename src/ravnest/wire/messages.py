@@ -155,6 +155,74 @@ class Reply(_Typed, frozen=True, kw_only=True):
     metrics: dict[Name, float] = {}
 
 
+# ---- between clusters ------------------------------------------------------------------------
+
+
+Members = Annotated[tuple[Count, ...], Meta(max_length=100_000)]
+
+
+class RingWish(_Typed, frozen=True, kw_only=True):
+    """To the leader of a ring: this member wants a round, or has finished training."""
+
+    ring: Count
+    member: Count
+    finished: bool
+
+
+class RingCall(_Typed, frozen=True, kw_only=True):
+    """Goes around once and collects who takes part, and with which weight."""
+
+    ring: Count
+    round: Count
+    leader: Count
+    members: Members
+    weights: tuple[float, ...]
+    last: bool
+    """Everybody has finished training: all are to end with the same bytes."""
+
+
+class RingBegin(_Typed, frozen=True, kw_only=True):
+    """Goes around after the call: the round begins."""
+
+    ring: Count
+    round: Count
+    members: Members
+    weights: tuple[float, ...]
+    last: bool
+
+
+class RingCancel(_Typed, frozen=True, kw_only=True):
+    """The round is off; goes both ways."""
+
+    ring: Count
+    round: Count
+    reason: Text
+
+
+class RingGone(_Typed, frozen=True, kw_only=True):
+    """This member is not to be reckoned with any more; goes both ways."""
+
+    ring: Count
+    member: Count
+
+
+class RingChunk(_Typed, frozen=True, kw_only=True):
+    """A chunk of a ring's vector on its way around; the tensor beside it is its content."""
+
+    ring: Count
+    round: Count
+    wide: bool
+    """Of the vector of double precision."""
+    is_mean: bool
+    segment: Count
+    chunk: Count
+    passed: Count
+    """Members whose share is in it, or who have the mean."""
+
+
+# ---- at the end ------------------------------------------------------------------------------
+
+
 class Failed(_Typed, frozen=True, kw_only=True):
     """The run is over for everybody; the first one to fail says why."""
 
@@ -173,6 +241,12 @@ Message = (
     | TotalNorm
     | Command
     | Reply
+    | RingWish
+    | RingCall
+    | RingBegin
+    | RingCancel
+    | RingGone
+    | RingChunk
     | Failed
 )
 

@@ -1,4 +1,4 @@
-"""Who takes part in a round: members that are slow, that die, that were never there."""
+"""When rings make rounds: members of different speed, that die, that finish at different times."""
 
 import heapq
 import random
@@ -8,17 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ravnest.provider.averaging.rollcall import (
-    Call,
-    Patience,
-    RollCall,
-    Send,
-    Skip,
-    Start,
-    TakeSnapshot,
-)
+from ravnest.provider.averaging.rollcall import Over, RollCall, Send, Skip, Start, TakeSnapshot
+from ravnest.wire.messages import RingBegin, RingCall, RingGone
 
-PATIENCE = Patience(wait_s=5.0, final_wait_s=50.0, round_s=20.0)
+ROUND_S = 20.0
 
 
 @dataclass
@@ -31,11 +24,12 @@ class World:
     now: float = 0.0
     dead: set = field(default_factory=set)
     started: dict = field(default_factory=dict)
-    finished: list = field(default_factory=list)
+    completed: list = field(default_factory=list)
     skipped: list = field(default_factory=list)
+    over: dict = field(default_factory=dict)
 
     def __post_init__(self):
-        self.calls = [RollCall(k, self.members, PATIENCE) for k in range(self.members)]
+        self.calls = [RollCall(0, k, self.members, ROUND_S) for k in range(self.members)]
         self.agenda, self.count, self.arrival = [], 0, {}
 
     def later(self, seconds, action):
@@ -45,40 +39,44 @@ class World:
     def tell(self, member, event):
         """Let a member have an event, and carry out what it says."""
         if member not in self.dead:
-            self.obey(member, event(self.calls[member]))
+            for instruction in event(self.calls[member]):
+                self.obey(member, instruction)
+            wake_at = self.calls[member].wake_at
+            if wake_at is not None:
+                wait = max(0.0, wake_at - self.now)
+                self.later(wait, lambda: self.tell(member, lambda c: c.tick(self.now)))
 
-    def obey(self, member, instructions):
-        for instruction in instructions:
-            match instruction:
-                case Send(to, message):
-                    self.send(member, to, message)
-                case TakeSnapshot():
-                    took = self.dice.uniform(0, 0.5)
-                    self.later(
-                        took,
-                        lambda: self.tell(member, lambda c: c.snapshot_taken(1.0, self.now)),
-                    )
-                case Start(number, members, weights, _):
-                    assert len(members) == len(weights) == len(set(members))
-                    assert member in members
-                    assert self.started.setdefault((number, members[0]), members) == members
-                    self.later(self.exchange_s, lambda n=number, m=members: self.end(member, n, m))
-                case Skip(number, reason):
-                    self.skipped.append((number, member, reason))
-        wake_at = self.calls[member].wake_at
-        if wake_at is not None:
-            self.later(
-                max(0.0, wake_at - self.now),
-                lambda: self.tell(member, lambda c: c.tick(self.now)),
-            )
+    def obey(self, member, instruction):
+        match instruction:
+            case Send(to, message):
+                assert to != member
+                self.send(member, to, message)
+            case TakeSnapshot(number):
+                took = self.dice.uniform(0, 0.5)
+                self.later(took, lambda: self.snapshot(member, number))
+            case Start(number, members, weights, last):
+                assert len(members) == len(weights) == len(set(members))
+                assert member in members
+                assert self.started.setdefault((number, members[0]), members) == members
+                self.later(self.exchange_s, lambda: self.end(member, number, members, last))
+            case Skip(number, reason):
+                self.skipped.append((number, member, reason))
+            case Over(reason):
+                assert member not in self.over
+                self.over[member] = reason
 
-    def end(self, member, number, members):
+    def snapshot(self, member, number):
+        current = self.calls[member]._round
+        if current is not None and current.call.round == number:
+            self.tell(member, lambda c: c.snapshot_taken(1.0, self.now))
+
+    def end(self, member, number, members, last):
         """Chunks have been exchanged, unless one of the members died meanwhile."""
         current = self.calls[member]._round
-        if current is None or current.number != number or member in self.dead:
+        if member in self.dead or current is None or current.call.round != number:
             return
         if not self.dead & set(members):
-            self.finished.append((number, member, members))
+            self.completed.append((number, member, members, last))
             self.tell(member, lambda c: c.completed(self.now))
 
     def send(self, source, to, message):
@@ -94,19 +92,23 @@ class World:
         self.later(at - self.now, arrive)
 
     def die(self, member):
-        """Its neighbours in the ring have links to it, and notice."""
+        """Those with a link to it notice."""
+        if member in self.dead:
+            return
         self.dead.add(member)
-        alive = [k for k in range(self.members) if k not in self.dead]
-        for neighbour in {(member - 1) % self.members, (member + 1) % self.members} & set(alive):
-            self.later(
-                self.dice.uniform(0, 2),
-                lambda n=neighbour: self.tell(n, lambda c: c.lost(member, self.now)),
-            )
+        for other in range(self.members):
+            if other not in self.dead and member in self.calls[other].neighbours:
+                self.later(
+                    self.dice.uniform(0, 2),
+                    lambda n=other: self.tell(n, lambda c: c.lost(member, self.now)),
+                )
 
-    def due(self, member, every_s, until_s):
+    def train(self, member, every_s, until_s):
         if self.now < until_s:
             self.tell(member, lambda c: c.due(self.now))
-            self.later(every_s, lambda: self.due(member, every_s, until_s))
+            self.later(every_s, lambda: self.train(member, every_s, until_s))
+        else:
+            self.tell(member, lambda c: c.finished(self.now))
 
     def run(self, until_s):
         while self.agenda and self.agenda[0][0] <= until_s:
@@ -114,86 +116,104 @@ class World:
             action()
         self.now = until_s
 
+    def rounds(self, *members):
+        return {number for number, _, present, _ in self.completed if present == members}
 
-def test_all_who_are_due_take_part():
+
+def test_one_that_is_due_is_enough_for_a_round_of_all():
     world = World(4, random.Random(0))
-    for member in range(4):
-        world.later(member, lambda m=member: world.due(m, 10, 100))
-    world.run(300)
-    assert all(members == (0, 1, 2, 3) for _, _, members in world.finished)
-    assert len(world.finished) == 4 * 10
+    world.later(0, lambda: world.train(2, 10, 100))
+    world.run(90)
+    assert len(world.rounds(0, 1, 2, 3)) == 9
+    assert not world.skipped
 
 
-def test_the_slowest_is_waited_for_a_while_and_then_left_out():
+def test_the_slow_take_part_without_being_waited_for():
     world = World(3, random.Random(1))
-    for member, every_s in ((0, 10), (1, 10), (2, 95)):
-        world.later(0, lambda m=member, s=every_s: world.due(m, s, 200))
-    world.run(400)
-    with_all = {n for n, _, members in world.finished if members == (0, 1, 2)}
-    without = {n for n, _, members in world.finished if members == (0, 1)}
-    assert len(with_all) >= 2
-    assert len(without) >= 8
+    for member, every_s in ((0, 95), (1, 10), (2, 10)):
+        world.later(0, lambda m=member, s=every_s: world.train(m, s, 200))
+    world.run(199)
+    assert len(world.rounds(0, 1, 2)) >= 19
+
+
+def test_when_all_have_finished_there_is_one_last_round():
+    world = World(3, random.Random(2))
+    for member, until_s in ((0, 50), (1, 120), (2, 80)):
+        world.later(0, lambda m=member, s=until_s: world.train(m, 10, s))
+    world.run(300)
+    last = [members for _, _, members, last in world.completed if last]
+    assert last == [(0, 1, 2)] * 3
+    assert set(world.over.values()) == {"training is finished"}
+    assert len(world.over) == 3
 
 
 @pytest.mark.parametrize("victim", [0, 1, 3])
 def test_a_death_costs_a_round_and_not_the_others(victim):
     world = World(4, random.Random(2), exchange_s=3.0)
     for member in range(4):
-        world.later(0, lambda m=member: world.due(m, 10, 200))
+        world.later(0, lambda m=member: world.train(m, 10, 200))
     world.later(42.0, lambda: world.die(victim))
     world.run(500)
     survivors = tuple(k for k in range(4) if k != victim)
-    after = [members for n, _, members in world.finished if victim not in members]
-    assert after.count(survivors) >= 3 * 5
-    assert all(not world.calls[k].is_waiting for k in survivors)
+    assert len(world.rounds(0, 1, 2, 3)) >= 3
+    assert len(world.rounds(*survivors)) >= 10
+    assert {k: world.over[k] for k in survivors} == dict.fromkeys(survivors, "training is finished")
+
+
+def test_one_that_dies_in_the_last_round_does_not_keep_the_others_from_it():
+    world = World(3, random.Random(5), exchange_s=5.0)
+    for member in range(3):
+        world.later(0, lambda m=member: world.train(m, 10, 50))
+    world.later(53.0, lambda: world.die(1))
+    world.run(300)
+    assert [members for _, _, members, last in world.completed if last] == [(0, 2)] * 2
 
 
 def test_the_last_one_left_does_not_wait():
     world = World(2, random.Random(3))
-    world.die(0)
-    world.later(5, lambda: world.due(1, 10, 50))
+    world.later(1, lambda: world.die(0))
+    world.later(5, lambda: world.train(1, 10, 50))
     world.run(200)
-    assert not world.finished
-    assert all(reason == "nobody else is left" for _, _, reason in world.skipped)
-
-
-def test_at_the_end_everybody_waits_for_the_last():
-    world = World(3, random.Random(4))
-    for member, at in ((0, 0.0), (1, 30.0), (2, 45.0)):
-        world.later(at, lambda m=member: world.tell(m, lambda c: c.due(world.now, final=True)))
-    world.run(300)
-    assert [members for _, _, members in world.finished] == [(0, 1, 2)] * 3
+    assert not world.completed
+    assert world.over == {1: "nobody else is left"}
 
 
 def test_strange_messages_change_nothing():
-    call = RollCall(1, 3, PATIENCE)
-    assert call.heard(Call(7, 1, (1, 0), (1.0, 1.0), False), 0.0) == []
+    call = RollCall(0, 1, 3, ROUND_S)
+    stray = RingCall(ring=0, round=7, leader=1, members=(1,), weights=(1.0,), last=False)
+    begin = RingBegin(ring=0, round=3, members=(0, 1), weights=(1.0, 1.0), last=True)
+    for message in (stray, begin, RingGone(ring=0, member=1), RingGone(ring=0, member=99)):
+        assert call.heard(message, 0.0) == []
     assert call.snapshot_taken(1.0, 0.0) == []
-    assert not call.is_waiting
+    assert call.is_idle
+    assert call.alive == [0, 1, 2]
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(
     st.integers(2, 6),
     st.integers(0, 10**6),
-    st.lists(st.tuples(st.integers(0, 5), st.floats(0, 150)), max_size=3),
+    st.lists(st.tuples(st.integers(0, 5), st.floats(0, 250)), max_size=3),
     st.floats(0.1, 15.0),
 )
 def test_nobody_is_stuck_whatever_happens(members, seed, deaths, exchange_s):
     dice = random.Random(seed)
     world = World(members, dice, exchange_s=exchange_s)
     for member in range(members):
-        every_s = dice.uniform(3, 40)
-        world.later(dice.uniform(0, 20), lambda m=member, s=every_s: world.due(m, s, 200))
+        every_s, until_s = dice.uniform(3, 40), dice.uniform(100, 200)
+        world.later(0, lambda m=member, s=every_s, u=until_s: world.train(m, s, u))
     for victim, at in deaths:
         if victim < members:
-            world.later(at, lambda v=victim: v in world.dead or world.die(v))
-    world.run(200)
-    # Long enough for every deadline to pass.
-    world.run(200 + members * PATIENCE.wait_s + 10 * PATIENCE.round_s + 1000)
-    for member in set(range(members)) - world.dead:
-        assert world.calls[member]._state == "idle"
-        assert world.calls[member]._held is None
-    alive = members - len(world.dead)
-    if alive >= 2 and not deaths:
-        assert world.finished
+            world.later(at, lambda v=victim: world.die(v))
+    world.run(200 + 20 * ROUND_S)
+    survivors = set(range(members)) - world.dead
+    for member in survivors:
+        assert world.calls[member].is_idle
+        assert member in world.over
+    last = {members for number, _, members, last in world.completed if last}
+    if len(survivors) > 1:
+        assert last
+    if not deaths:
+        assert last == {tuple(range(members))}
+        # Real chunks come over the link that the next call comes over, and so before it.
+        assert {reason for _, _, reason in world.skipped} <= {"another round was called"}

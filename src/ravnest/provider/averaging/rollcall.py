@@ -1,66 +1,29 @@
-"""Who takes part in the next round of a ring, and who has gone. Pure: events and `now` in,
-instructions out.
+"""When a ring makes a round, and who takes part. Pure: events and `now` in, instructions out.
 
-Clusters train at their own speed, so before a round its members are asked one after another:
+    whoever is due     Wish ─────────► leader
+    leader             snapshot ► Call ► … around the ring … ► back: Begin ► … around the ring
+    everybody          Call comes: snapshot, add oneself, hand on; Begin comes: hand on, take part
 
-    leader            due ► snapshot ► Call ───────────────► … comes back: Begin, or Cancel
-    everybody else    Call comes ► due? snapshot, add oneself, hand on ► Begin comes ► take part
+The leader is the first member that has not gone. Everybody takes part in every round with what it
+has learnt since the last one, due or not, so nobody waits for slower clusters: they only weigh
+less. Members talk to their neighbours in the ring alone; what is meant for others is handed on.
 
-The leader is the first member that has not gone. Who is not due when the call comes keeps it for a
-while (`Patience.wait_s`) and then hands it on without itself: the slowest member holds a round up
-by that much at most, and training nowhere. A member that is gone is passed over, and the others
-hear of it; a round that has begun with it is cancelled, which costs that round and nothing else,
-since what is applied at the end is the difference between the mean and one's own snapshot.
+A member that is gone is passed over from then on, and everybody hears of it. It costs the round
+that was under way and nothing else, since what is applied at the end is the difference between the
+mean and one's own snapshot. Once all have finished training there is a last round, after which all
+hold the same bytes.
 """
 
+import math
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from typing import Literal
 
-# ---- what members say to each other ----------------------------------------------------------
+from msgspec.structs import replace
 
+from ravnest.wire.messages import RingBegin, RingCall, RingCancel, RingGone, RingWish
 
-@dataclass(frozen=True, slots=True)
-class Call:
-    """Goes around once: who takes part?"""
-
-    round: int
-    leader: int
-    members: tuple[int, ...]
-    weights: tuple[float, ...]
-    final: bool
-    """The leader has finished training; only who has finished too is to take part."""
-
-
-@dataclass(frozen=True, slots=True)
-class Begin:
-    """Goes to all who take part, in the order of the ring."""
-
-    round: int
-    members: tuple[int, ...]
-    weights: tuple[float, ...]
-    final: bool
-
-
-@dataclass(frozen=True, slots=True)
-class Cancel:
-    """The round is off; goes to all who take part."""
-
-    round: int
-    members: tuple[int, ...]
-    reason: str
-
-
-@dataclass(frozen=True, slots=True)
-class Gone:
-    """This member is not to be waited for any more; goes to all."""
-
-    member: int
-
-
-Message = Call | Begin | Cancel | Gone
-
-# ---- instructions ----------------------------------------------------------------------------
+Message = RingWish | RingCall | RingBegin | RingCancel | RingGone
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +34,7 @@ class Send:
 
 @dataclass(frozen=True, slots=True)
 class TakeSnapshot:
-    """Keep the present values, at the next border between updates; answer with `snapshot_taken`."""
+    """Keep the present values, at the next border between updates, and say `snapshot_taken`."""
 
     round: int
 
@@ -83,7 +46,7 @@ class Start:
     round: int
     members: tuple[int, ...]
     weights: tuple[float, ...]
-    final: bool
+    last: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,224 +57,253 @@ class Skip:
     reason: str
 
 
-Instruction = Send | TakeSnapshot | Start | Skip
-
-# ---- the member ------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True, slots=True)
-class Patience:
-    wait_s: float = 60.0
-    """How long a call waits for a member that is not due."""
-    final_wait_s: float = 1800.0
-    """The same at the end of training."""
-    round_s: float = 600.0
-    """How long a round may take from its beginning."""
+class Over:
+    """There will be no more rounds."""
+
+    reason: str
 
 
-_State = Literal["idle", "snapshot", "called", "running"]
+Instruction = Send | TakeSnapshot | Start | Skip | Over
+_State = Literal["idle", "snapshot", "called", "running", "over"]
 
 
 @dataclass(slots=True)
 class _Round:
-    number: int
-    call: Call
+    call: RingCall
     deadline: float
 
 
-@dataclass
 class RollCall:
     """One member of one ring."""
 
-    me: int
-    members: int
-    patience: Patience = field(default_factory=Patience)
-    quorum: int = 2
-    """Members without whom a round is not worth it."""
-
-    def __post_init__(self) -> None:
+    def __init__(self, ring: int, me: int, members: int, round_s: float = 600.0) -> None:
+        self.me = me
+        self._ring = ring
+        self._members = members
+        self._round_s = round_s
         self._gone: set[int] = set()
-        self._due = self._final = False
+        self._wants = False
+        """Somebody is due; known to the leader."""
+        self._due = False
+        self._finished: set[int] = set()
         self._state: _State = "idle"
         self._round: _Round | None = None
-        self._held: tuple[Call, float] | None = None  # a call that waits for us, and until when
-        self._last = 0
+        self._last_number = 0
 
     @property
     def leader(self) -> int:
-        return min(member for member in range(self.members) if member not in self._gone)
+        return min(member for member in range(self._members) if member not in self._gone)
 
     @property
-    def is_waiting(self) -> bool:
-        """A round is under way here, or somebody waits for this member."""
-        return self._state != "idle" or self._held is not None
+    def alive(self) -> list[int]:
+        return [member for member in range(self._members) if member not in self._gone]
+
+    @property
+    def is_idle(self) -> bool:
+        return self._state in ("idle", "over")
+
+    @property
+    def wake_at(self) -> float | None:
+        """When `tick` is to be called."""
+        return None if self._round is None else self._round.deadline
+
+    @property
+    def neighbours(self) -> set[int]:
+        """With whom a link is needed."""
+        return {next(self._around(1)), next(self._around(-1))} - {self.me}
 
     # ---- events ----
 
-    def due(self, now: float, *, final: bool = False) -> list[Instruction]:
-        """There is something to average."""
-        self._due, self._final = True, self._final or final
-        if self._held is not None and self._may_join(self._held[0]):
-            call, self._held = self._held[0], None
-            return self._prepare(call, now)
-        return self._lead(now)
+    def due(self, now: float) -> list[Instruction]:
+        """This member would like a round."""
+        self._due = True
+        return self._wish(now)
+
+    def finished(self, now: float) -> list[Instruction]:
+        """This member has finished training."""
+        self._finished.add(self.me)
+        return self._wish(now)
 
     def snapshot_taken(self, weight: float, now: float) -> list[Instruction]:
-        if self._state != "snapshot" or self._round is None:
+        current = self._round
+        if self._state != "snapshot" or current is None:
             return []
-        call = self._round.call
-        joined = replace(call, members=(*call.members, self.me), weights=(*call.weights, weight))
-        self._round.call = joined
+        call = current.call
+        current.call = replace(
+            call, members=(*call.members, self.me), weights=(*call.weights, weight)
+        )
         self._state = "called"
-        return self._hand_on(joined, now)
+        return [Send(next(self._around(1)), current.call)]
 
     def heard(self, message: Message, now: float) -> list[Instruction]:
         match message:
-            case Call():
+            case RingWish():
+                return self._wished(message, now)
+            case RingCall():
                 return self._called(message, now)
-            case Begin():
+            case RingBegin():
                 return self._begun(message, now)
-            case Cancel():
-                return self._cancelled(message)
-            case Gone():
+            case RingCancel():
+                return self._cancelled(message, now)
+            case RingGone():
                 return self.lost(message.member, now)
 
     def lost(self, member: int, now: float) -> list[Instruction]:
         """A member cannot be reached, or is said to be gone."""
-        if member in self._gone or member == self.me:
+        if member in self._gone or member == self.me or not 0 <= member < self._members:
             return []
         self._gone.add(member)
-        found: list[Instruction] = [Send(other, Gone(member)) for other in self._others()]
-        current = self._round
-        if current is not None and (
-            member in current.call.members or member == current.call.leader
-        ):
+        found = self._to_neighbours(RingGone(ring=self._ring, member=member))
+        if self._round is not None:
             found += self._cancel(f"member {member} is gone")
-        if self._held is not None and self._held[0].leader == member:
-            self._held = None
+        if len(self.alive) == 1 and self._state != "over":
+            self._state = "over"
+            return [*found, Over("nobody else is left")]
+        if self._due or self.me in self._finished:
+            found += self._wish(now)  # it may have been under way there, or the leader is another
         return found + self._lead(now)
 
     def completed(self, now: float) -> list[Instruction]:
         """All chunks of the round are here."""
-        self._finish()
+        current, self._round = self._round, None
+        if current is None:
+            return []
+        if current.call.last:
+            self._state = "over"
+            return [Over("training is finished")]
+        self._state = "idle"
         return self._lead(now)
 
-    def failed(self, reason: str) -> list[Instruction]:
+    def failed(self, reason: str, now: float) -> list[Instruction]:
         """The exchange of chunks came to nothing."""
-        return self._cancel(reason) if self._round is not None else []
+        if self._round is None:
+            return []
+        return [*self._cancel(reason), *self._lead(now)]
 
     def tick(self, now: float) -> list[Instruction]:
-        """Time has passed; to be called at `wake_at` at the latest."""
-        if self._held is not None and now >= self._held[1]:
-            call, self._held = self._held[0], None
-            return self._hand_on(call, now)
-        if self._round is not None and now >= self._round.deadline:
-            return [*self._cancel("it took too long"), *self._lead(now)]
-        return []
+        """Time has passed."""
+        if self._round is None or now < self._round.deadline:
+            return []
+        return self.failed("it took too long", now)
 
-    @property
-    def wake_at(self) -> float | None:
-        times = [held[1] for held in (self._held,) if held is not None]
-        if self._round is not None:
-            times.append(self._round.deadline)
-        return min(times, default=None)
+    # ---- wishes ----
 
-    # ---- the leader ----
+    def _wish(self, now: float) -> list[Instruction]:
+        wish = RingWish(ring=self._ring, member=self.me, finished=self.me in self._finished)
+        return self._wished(wish, now)
+
+    def _wished(self, wish: RingWish, now: float) -> list[Instruction]:
+        if self.leader != self.me:
+            after = next(self._around(1))
+            return [] if after == wish.member else [Send(after, wish)]
+        self._wants = True
+        if wish.finished:
+            self._finished.add(wish.member)
+        return self._lead(now)
 
     def _lead(self, now: float) -> list[Instruction]:
-        if not self._due or self._state != "idle" or self.leader != self.me:
+        """Begin a round if there is reason to."""
+        all_finished = self._finished >= set(self.alive)
+        if self.leader != self.me or self._state != "idle" or not self._wants:
             return []
-        if len(self._gone) + 1 == self.members:
-            self._due = False
-            return [Skip(self._last, "nobody else is left")]
-        self._last += 1
-        return self._prepare(Call(self._last, self.me, (), (), self._final), now)
+        if len(self.alive) < 2:
+            return []
+        self._wants = False
+        call = RingCall(
+            ring=self._ring,
+            round=self._last_number + 1,
+            leader=self.me,
+            members=(),
+            weights=(),
+            last=all_finished,
+        )
+        return self._prepare(call, now)
 
-    def _came_back(self, call: Call, now: float) -> list[Instruction]:
-        if len(call.members) < self.quorum:
-            self._finish()
-            self._due = True
-            return [Skip(call.round, "nobody else was ready")]
-        begin = Begin(call.round, call.members, call.weights, call.final)
-        return self._begun(begin, now)
+    # ---- the call ----
 
-    # ---- everybody ----
-
-    def _called(self, call: Call, now: float) -> list[Instruction]:
-        self._last = max(self._last, call.round)
+    def _called(self, call: RingCall, now: float) -> list[Instruction]:
+        current = self._round
         if call.leader == self.me:
-            current = self._round
-            if current is None or current.number != call.round or self._state != "called":
+            if current is None or self._state != "called" or current.call.round != call.round:
                 return []
-            return self._came_back(call, now)
-        if self._state != "idle" or call.leader in self._gone:
-            return self._hand_on(call, now)  # busy with another round, or nobody waits for this one
-        if self._may_join(call):
-            return self._prepare(call, now)
-        wait_s = self.patience.final_wait_s if call.final else self.patience.wait_s
-        self._held = (call, now + wait_s)
-        return []
+            return self._begin(call, now)
+        if call.leader != self.leader:
+            return []  # one of us knows more than the other; it comes again
+        found: list[Instruction] = []
+        if current is not None:  # the leader has given that one up
+            found += self._drop("another round was called")
+        return found + self._prepare(call, now)
 
-    def _may_join(self, call: Call) -> bool:
-        return self._final if call.final else self._due
-
-    def _prepare(self, call: Call, now: float) -> list[Instruction]:
-        patience = self.patience
-        wait_s = patience.final_wait_s if call.final else patience.wait_s
+    def _prepare(self, call: RingCall, now: float) -> list[Instruction]:
+        if self._state == "over":
+            return []
+        self._last_number = max(self._last_number, call.round)
         self._state = "snapshot"
-        self._round = _Round(call.round, call, now + self.members * wait_s + patience.round_s)
+        self._round = _Round(call, now + self._round_s)
         return [TakeSnapshot(call.round)]
 
-    def _hand_on(self, call: Call, now: float) -> list[Instruction]:
-        if call.leader in self._gone:
-            return []  # who had joined is told by those who noticed
-        after = next(self._after(self.me))
-        return self._called(call, now) if after == self.me else [Send(after, call)]
+    def _begin(self, call: RingCall, now: float) -> list[Instruction]:
+        if set(call.members) != set(self.alive) or not _usable(call.weights, len(call.members)):
+            return self._cancel("not everybody has answered")
+        begin = RingBegin(
+            ring=self._ring,
+            round=call.round,
+            members=call.members,
+            weights=call.weights,
+            last=call.last,
+        )
+        return self._begun(begin, now)
 
-    def _begun(self, begin: Begin, now: float) -> list[Instruction]:
+    def _begun(self, begin: RingBegin, now: float) -> list[Instruction]:
         current = self._round
-        if current is None or current.number != begin.round or self._state != "called":
+        if current is None or current.call.round != begin.round or self._state != "called":
             return []
-        if self.me not in begin.members:
-            return []
-        self._state = "running"
-        current.call = replace(current.call, members=begin.members, weights=begin.weights)
-        current.deadline = now + self.patience.round_s
-        self._due = False
-        found: list[Instruction] = []
-        place = begin.members.index(self.me)
-        if place + 1 < len(begin.members):
-            found.append(Send(begin.members[place + 1], begin))
-        return [*found, Start(begin.round, begin.members, begin.weights, begin.final)]
+        if self.me not in begin.members or not _usable(begin.weights, len(begin.members)):
+            return self._cancel("it begins without this member")
+        self._state, self._due = "running", False
+        current.call = replace(
+            current.call, members=begin.members, weights=begin.weights, last=begin.last
+        )
+        current.deadline = now + self._round_s
+        after = next(self._around(1))
+        found: list[Instruction] = [] if after == begin.members[0] else [Send(after, begin)]
+        return [*found, Start(begin.round, begin.members, begin.weights, begin.last)]
 
-    def _cancelled(self, cancel: Cancel) -> list[Instruction]:
-        current = self._round
-        if current is None or current.number != cancel.round:
+    # ---- the end of a round ----
+
+    def _cancelled(self, cancel: RingCancel, now: float) -> list[Instruction]:
+        if self._round is None or self._round.call.round != cancel.round:
             return []
-        self._finish()
-        self._due = True
-        return [Skip(cancel.round, cancel.reason)]
+        return [*self._cancel(cancel.reason), *self._lead(now)]
 
     def _cancel(self, reason: str) -> list[Instruction]:
-        current = self._round
-        assert current is not None
-        cancel = Cancel(current.number, current.call.members, reason)
-        told = [m for m in current.call.members if m != self.me and m not in self._gone]
-        self._finish()
-        self._due = True
-        return [*(Send(member, cancel) for member in told), Skip(current.number, reason)]
+        assert self._round is not None
+        number = self._round.call.round
+        if self._round.call.last:  # nobody is going to ask for it again
+            self._wants = True
+        cancel = RingCancel(ring=self._ring, round=number, reason=reason)
+        return [*self._to_neighbours(cancel), *self._drop(reason)]
 
-    def _finish(self) -> None:
-        self._state, self._round = "idle", None
+    def _drop(self, reason: str) -> list[Instruction]:
+        assert self._round is not None
+        number, self._round = self._round.call.round, None
+        self._state = "idle"
+        return [Skip(number, reason)]
 
     # ---- who is there ----
 
-    def _after(self, member: int) -> Iterator[int]:
-        """Those who have not gone, from the next one on, around the ring; oneself at the end."""
-        for step in range(1, self.members + 1):
-            other = (member + step) % self.members
+    def _around(self, step: int) -> Iterator[int]:
+        """Those who have not gone, from the next one on; oneself at the end."""
+        for count in range(1, self._members + 1):
+            other = (self.me + step * count) % self._members
             if other not in self._gone:
                 yield other
 
-    def _others(self) -> list[int]:
-        return [m for m in range(self.members) if m != self.me and m not in self._gone]
+    def _to_neighbours(self, message: Message) -> list[Instruction]:
+        return [Send(member, message) for member in sorted(self.neighbours)]
+
+
+def _usable(weights: tuple[float, ...], members: int) -> bool:
+    finite = all(math.isfinite(weight) and weight >= 0 for weight in weights)
+    return finite and len(weights) == members

@@ -7,6 +7,7 @@ one of double precision. Means of whole numbers are rounded.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 
@@ -57,17 +58,11 @@ class Layout:
             target.copy_(_for(target, value).view(target.shape))
 
     @torch.no_grad()
-    def add_difference(
-        self, mean: "Vectors", snapshot: "Vectors", tensors: Mapping[str, torch.Tensor]
-    ) -> None:
-        """What the mean changes about the snapshot, on top of what has happened since."""
-        for (name, new), (_, old) in zip(self._places(mean), self._places(snapshot), strict=True):
+    def add(self, change: "Vectors", tensors: Mapping[str, torch.Tensor]) -> None:
+        """What a round changes, on top of what has happened since its snapshot."""
+        for name, value in self._places(change):
             target = _as_real(tensors[name])
-            change = (new - old).view(target.shape)
-            if target.is_floating_point():
-                target.add_(change.to(target.device, target.dtype))
-            else:
-                target.add_(change.round().to(target.device, target.dtype))
+            target.add_(_for(target, value).view(target.shape).to(target.device, target.dtype))
 
     def _places(self, vectors: "Vectors") -> Sequence[tuple[str, torch.Tensor]]:
         found = []
@@ -83,8 +78,9 @@ class Layout:
         return found
 
 
-@dataclass(frozen=True)
-class Vectors:
+class Vectors(NamedTuple):
+    """Of single and of double precision."""
+
     single: torch.Tensor
     double: torch.Tensor
 
