@@ -168,6 +168,18 @@ def test_a_trainer_needs_a_node_and_data(folder):
         Trainer()
     node = make(folder, start=True)
     try:
+        with pytest.raises(NodeError, match="give Node an optimizer"):
+            Trainer(node=node, train_loader=[]).train()
+    finally:
+        node.close()
+    node = make(folder, start=True, optimizer="sgd", criterion=nn.MSELoss())
+    try:
+        with pytest.raises(NodeError, match="cannot train without labels"):
+            Trainer(node=node, train_loader=[]).train()
+    finally:
+        node.close()
+    node = make(folder, start=True, optimizer="sgd", criterion=nn.MSELoss(), labels=[])
+    try:
         with pytest.raises(NodeError, match="needs a train_loader"):
             Trainer(node=node).train()
         with pytest.raises(NodeError, match="needs a val_loader"):

@@ -70,7 +70,8 @@ def planned_nodes(run: RunDir, count: int | None = None) -> list[str]:
     if count is not None and count != len(names):
         raise NodeError(
             f"--nodes is {count}, but the plan in {run.root} uses {len(names)} providers: "
-            f"{', '.join(names)}. Plan again for another number."
+            f"{', '.join(names)}. The others of the pool, if any, would slow it down; to use them "
+            "all the same, plan with clusterize(…, idle_gain=math.inf)."
         )
     return names
 

@@ -122,6 +122,12 @@ class Node:
         }.items():
             if given:
                 logger.warning("%s=%r has no effect in this release", argument, given)
+        if self.document.ring_size > 1:
+            logger.warning(
+                "clusters are not averaged in this release: cluster %d trains a model of its own. "
+                "clusterize(…, max_clusters=1) makes one of all providers",
+                self.cluster_id,
+            )
         self.criterion = criterion
         self._farewell_s = farewell_s
         self._model = model
@@ -328,6 +334,18 @@ class Node:
         runner = runtime.runner
         assert runner is not None
         runtime.ask(lambda: runner.set_lr_scheduler(factory, params))
+
+    def check_can_train(self) -> None:
+        """An error now rather than with the first batch, if something is missing for training."""
+        settings = self.settings
+        if settings.update.optimizer is None:
+            raise NodeError(
+                "there is nothing to train with: give Node an optimizer, such as "
+                "optimizer=torch.optim.AdamW, optimizer_params={'lr': 1e-3}"
+            )
+        for name in ("criterion", "labels") if self.is_leaf else ():
+            if getattr(settings.leaf, name) is None:
+                raise NodeError(f"the Leaf cannot train without {name}: Node(…, {name}=…)")
 
     # ---- training, on the Root ----
 

@@ -69,6 +69,7 @@ class Trainer:
     def prelim_checks(self) -> None:
         """First call in every `train()`. On a Stem or Leaf it serves until training is over, and
         `train()` returns from there."""
+        self.node.check_can_train()
         if self.lr_scheduler is not None:
             self.node.set_lr_scheduler(self.lr_scheduler, self.lr_scheduler_params)
             self.lr_scheduler = None

@@ -44,5 +44,6 @@ def command(script: Path, arguments: tuple[str, ...], nodes: int | None, node_da
     )
     for name, code in outcome.codes.items():
         if code:
-            click.echo(f"{name} ended with exit code {code}", err=True)
+            how = "was stopped, not having ended" if code == -9 else f"ended with exit code {code}"
+            click.echo(f"{name} {how}", err=True)
     return 1 if outcome.code else 0

@@ -16,6 +16,8 @@ class NodeDocument(msgspec.Struct, frozen=True):
     node_type: str
     template_path: str = ""
     rank: int = 0
+    ring_size: int = 1
+    """Clusters that hold the same parameters."""
     cluster_length: int = 1
     plan_id: str = ""
     stage: int = 0

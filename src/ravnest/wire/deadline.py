@@ -7,6 +7,8 @@ from collections.abc import Callable
 from ravnest.wire.peers import Peer
 
 logger = logging.getLogger("ravnest.wire")
+_SHORT_S = 15.0
+"""Up to here a wait is nothing to speak of."""
 
 
 class Deadline:
@@ -30,7 +32,8 @@ class Deadline:
             if waited >= seconds:
                 self._on_over(f"{reason} (waited {waited:.0f} s)")
                 return
-            logger.info("waiting for %s: %.0f of %.0f s", self._peer, waited, seconds)
+            level = logging.INFO if waited < _SHORT_S else logging.WARNING
+            logger.log(level, "waiting for %s: %.0f of %.0f s", self._peer, waited, seconds)
             self._timer = self._loop.call_later(min(self._report_s, seconds - waited), check)
 
         self._timer = self._loop.call_later(min(self._report_s, seconds), check)

@@ -8,6 +8,7 @@ than that is broken, however alive the other machine's kernel may be. Nothing is
 import asyncio
 import contextlib
 import ipaddress
+import logging
 import socket
 import struct
 from collections.abc import Callable, Coroutine, Sequence
@@ -23,6 +24,7 @@ from ravnest.wire.streams import (
     no_room,
 )
 
+logger = logging.getLogger("ravnest.wire")
 _LENGTH = struct.Struct("<I")
 _LARGEST = 2 * CHUNK_BYTES
 _LIFE_S, _SILENCE_S = 3.0, 10.0
@@ -174,6 +176,9 @@ class _TcpStream:
                 return None
             (length,) = _LENGTH.unpack_from(self._buffer, self._first)
             if length > _LARGEST:
+                logger.warning(
+                    "a caller speaks another protocol; do all providers use the same transport?"
+                )
                 raise StreamError(f"a chunk of {length} bytes was announced; this is not Ravnest's")
             self._first += _LENGTH.size
             if not length:
