@@ -12,10 +12,10 @@ from torch import nn
 
 from ravnest.planning.study import study
 from ravnest.provider.assembly import StageSettings, build_runner
-from ravnest.provider.batches import part_bounds
+from ravnest.provider.inputs import BatchInputs
+from ravnest.provider.numbering import BatchNumbers
 from ravnest.provider.proof import proof_of
 from ravnest.provider.runtime import Place, ProviderRuntime
-from ravnest.stage.local import bind_inputs
 from ravnest.stage.package import load_package, write_package
 from ravnest.wire import messages
 from ravnest.wire.endpoint import NetworkThread
@@ -33,18 +33,15 @@ def even_cuts(studied, stages):
 
 @dataclass
 class Cluster:
-    """All providers of one pipeline, and the counters a Root keeps."""
+    """All providers of one pipeline, and what a Root has besides."""
 
     hub: MemoryHub
     thread: NetworkThread
     runtimes: list
     packages: list
     losses: list
-    parts: int
-    update_frequency: int
-    batch: int = 0
-    update: int = 0
-    in_update: int = 0
+    inputs: BatchInputs
+    numbers: BatchNumbers
 
     @property
     def root(self):
@@ -52,33 +49,16 @@ class Cluster:
 
     def train(self, *inputs, item=None):
         """One batch, as Node.forward_compute sends it."""
-        graph = self.packages[0].graph
-        values = dict(bind_inputs(graph.arguments, inputs, {}))
-        rows = inputs[0].shape[0]
-        closes = self.in_update + 1 == self.update_frequency
-        for part, (first, last) in enumerate(part_bounds(rows, min(self.parts, rows))):
-            parts = min(self.parts, rows)
-            of = messages.MicroBatch(
-                batch=self.batch,
-                part=part,
-                parts=parts,
-                rows=last - first,
-                batch_rows=rows,
-                update=self.update,
-                closes_update=closes and part + 1 == parts,
-            )
-            proof = proof_of(inputs if item is None else item) if part == 0 else ()
+        values, rows = self.inputs.bind(inputs, {}, "train")
+        for of, first, last in self.numbers.training(rows):
+            proof = proof_of(inputs if item is None else item) if of.part == 0 else ()
             message = messages.Forward(of=of, task="train", carried=(), proof=proof)
-            self.root.submit(message, {n: v[first:last].data for n, v in values.items()})
-        self.batch += 1
-        self.in_update += 1
-        if closes:
-            self.update, self.in_update = self.update + 1, 0
+            self.root.submit(message, self.inputs.rows(values, first, last, rows))
 
     def order(self, order):
         reply = self.root.order(order)
-        if order == "epoch" and self.in_update:
-            self.update, self.in_update = self.update + 1, 0
+        if order == "epoch":
+            self.numbers.epoch_ended()
         return reply
 
     def state(self):
@@ -135,7 +115,13 @@ def build(model, example, folder, settings, *, stages=3, cuts=None, parts=1, upd
             network_thread=thread,
         )
 
-    cluster = Cluster(hub, thread, [], packages, losses, parts, update_frequency)
+    numbers = BatchNumbers(
+        micro_batches=parts,
+        update_frequency=update_frequency,
+        least_rows=graphs[0].train.least_rows,
+    )
+    inputs = BatchInputs(graphs[0])
+    cluster = Cluster(hub, thread, [], packages, losses, inputs, numbers)
     for k in range(len(graphs)):
         runtime = make(k)
         runtime.start()

@@ -206,16 +206,15 @@ class Link:
         while self._state is not _State.CLOSED:
             try:
                 stream = await network.dial(self.peer.address)
-            except Exception as error:
-                if not isinstance(error, StreamError):
-                    self._give_up(self._unexpected(error))
-                    return
-                broken = error
+            except StreamError as broken:
                 if broken.nobody_there and self._state is _State.BROKEN:
                     self._deadline.sooner(self._patience.nobody_s, str(broken))
                 await asyncio.sleep(pause)
                 pause = min(2 * pause, 1.0)
                 continue
+            except Exception as error:
+                self._give_up(self._unexpected(error))
+                return
             pause = self._patience.retry_s
             self._stream = stream
             try:
