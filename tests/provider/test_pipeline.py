@@ -254,6 +254,38 @@ def test_numbers_drawn_beside_a_recomputation_are_noticed(tmp_path, caplog):
     assert "could not be computed again" in caplog.text
 
 
+class Shifted(nn.Module):
+    """Gives its input and its parameter one gradient, in the same memory."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.shift = nn.Linear(3, 3), nn.Parameter(torch.zeros(3))
+
+    def forward(self, x):
+        return (self.first(x) + self.shift.view(1, 3)).square()
+
+
+def test_what_is_sent_back_is_in_nobody_elses_memory(tmp_path):
+    """The parameter's gradient is scaled and added to while the message is under way."""
+    batches = [torch.randn(1, 3) for _ in range(2)]
+    settings = settings_for(batches, lambda outputs, batch: outputs.mean(), SGD)
+    with pipeline(Shifted(), (batches[0],), tmp_path, settings, cuts=[1]) as cluster:
+        passes = cluster.runtimes[-1].runner._passes
+        backward, shared = passes.backward, []
+
+        def watched(item, gradients):
+            found = backward(item, gradients)
+            shared.extend(passes.versions.holds(gradient) for gradient in found.values())
+            return found
+
+        passes.backward = watched
+        for batch in batches:
+            cluster.train(batch)
+        cluster.order("epoch")
+    assert shared
+    assert not any(shared)
+
+
 def test_an_asynchronous_pipeline_learns(tmp_path):
     """Nothing is lost on the way: every batch is in some update, and the loss goes down."""
     torch.manual_seed(0)
