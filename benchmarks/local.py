@@ -5,6 +5,7 @@ import socket
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from ravnest.launch import launch, planned_nodes
 from ravnest.rundir import RunDir
 
 
@@ -26,3 +27,21 @@ def equal_pool(folder: Path, addresses: Sequence[str], machine: Mapping[str, flo
     pool = {str(n): {"IP": where, "benchmarks": machine} for n, where in enumerate(addresses)}
     run.pool_file.write_text(json.dumps(pool))
     return run
+
+
+def printed_by(
+    command: Sequence[str], run: RunDir, folder: Path, environment: Mapping[str, str]
+) -> str:
+    """What the providers of a plan print, one process each; ends the benchmark if one fails."""
+    lines: list[str] = []
+    outcome = launch(
+        command,
+        planned_nodes(run),
+        folder=folder,
+        show=lambda _, line: lines.append(line),
+        environment=environment,
+    )
+    printed = "\n".join(lines)
+    if outcome.code:
+        raise SystemExit(printed)
+    return printed

@@ -17,10 +17,9 @@ sys.path[:0] = [str(HERE), str(HERE.parent)]
 
 import msgspec  # noqa: E402
 from jobs import JOBS, Job  # noqa: E402
-from local import equal_pool, free_addresses  # noqa: E402
+from local import equal_pool, free_addresses, printed_by  # noqa: E402
 
 from ravnest import clusterize  # noqa: E402
-from ravnest.launch import launch, planned_nodes  # noqa: E402
 from ravnest.plan import Plan  # noqa: E402
 from ravnest.rundir import RunDir  # noqa: E402
 
@@ -42,19 +41,15 @@ def plan(folder: Path, job: Job) -> Plan:
 
 def measure(name: str, job: Job) -> None:
     with tempfile.TemporaryDirectory() as where:
-        folder, lines = Path(where), []
+        folder = Path(where)
         made = plan(folder, job)
-        outcome = launch(
+        printed = printed_by(
             [sys.executable, str(HERE / "provider.py"), name, str(job.batches)],
-            planned_nodes(RunDir(folder / "node_data")),
-            folder=folder,
-            show=lambda _, line: lines.append(line),
+            RunDir(folder / "node_data"),
+            folder,
             # Freed memory goes back at once, so that what is resident is what tensors take.
-            environment={"OMP_NUM_THREADS": "1", "MALLOC_MMAP_THRESHOLD_": "262144"},
+            {"OMP_NUM_THREADS": "1", "MALLOC_MMAP_THRESHOLD_": "262144"},
         )
-    printed = "\n".join(lines)
-    if outcome.code:
-        raise SystemExit(printed)
     found = re.findall(r"PEAK (\d+) (-?\d+) window (\d+)", printed)
     peaks = {int(stage): int(peak) for stage, peak, _ in found}
     windows = {int(stage): int(window) for stage, _, window in found}

@@ -25,10 +25,9 @@ HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE), str(HERE.parent)]
 
 import job  # noqa: E402
-from local import equal_pool, free_addresses  # noqa: E402
+from local import equal_pool, free_addresses, printed_by  # noqa: E402
 
 from ravnest import clusterize  # noqa: E402
-from ravnest.launch import launch, planned_nodes  # noqa: E402
 from ravnest.rundir import RunDir  # noqa: E402
 
 PARTS = (1, 2, 4, 8, 16)
@@ -79,19 +78,11 @@ def plan(folder: Path) -> RunDir:
 def ours(parts: int, schedule: str, *, verbose: bool = False) -> float:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        lines: list[str] = []
-        outcome = launch(
-            [sys.executable, str(HERE / "provider.py"), str(parts), schedule],
-            planned_nodes(plan(folder)),
-            folder=folder,
-            show=lambda _, line: lines.append(line),
-            environment={"OMP_NUM_THREADS": "1"},
-        )
-    if outcome.code:
-        raise SystemExit("\n".join(lines))
+        command = [sys.executable, str(HERE / "provider.py"), str(parts), schedule]
+        printed = printed_by(command, plan(folder), folder, {"OMP_NUM_THREADS": "1"})
     if verbose:
-        print("\n".join(line for line in lines if "STAGES" in line))
-    return pace("\n".join(lines))
+        print("\n".join(line for line in printed.splitlines() if "STAGES" in line))
+    return pace(printed)
 
 
 def main() -> None:

@@ -74,5 +74,9 @@ class _DelayedStream:
     async def close(self) -> None:
         await self._stream.close()
 
+    def abandon(self) -> None:
+        self.stop()
+        self._stream.abandon()
+
     def stop(self) -> None:
         self._reader.cancel()

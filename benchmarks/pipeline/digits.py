@@ -21,7 +21,7 @@ HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE.parent)]
 
 import torch  # noqa: E402
-from local import equal_pool, free_addresses  # noqa: E402
+from local import equal_pool, free_addresses, printed_by  # noqa: E402
 
 from ravnest.demo import BATCH, DigitsNet  # noqa: E402
 
@@ -84,10 +84,9 @@ def alone(threads: int) -> float:
 
 def together(transport: str) -> float:
     from ravnest import clusterize
-    from ravnest.launch import launch, planned_nodes
 
     with tempfile.TemporaryDirectory() as name:
-        folder, lines = Path(name), []
+        folder = Path(name)
         machine = {"ram": 8, "bandwidth": 10_000, "gflops": 50}
         run = equal_pool(folder, free_addresses(PROVIDERS), machine)
         clusterize(
@@ -99,17 +98,8 @@ def together(transport: str) -> float:
             idle_gain=float("inf"),
             quiet=True,
         )
-        outcome = launch(
-            [sys.executable, __file__, "--provide", transport],
-            planned_nodes(run),
-            folder=folder,
-            show=lambda _, line: lines.append(line),
-            environment={"OMP_NUM_THREADS": "1"},
-        )
-    printed = "\n".join(lines)
-    if outcome.code:
-        raise SystemExit(printed)
-    return pace(printed)
+        command = [sys.executable, __file__, "--provide", transport]
+        return pace(printed_by(command, run, folder, {"OMP_NUM_THREADS": "1"}))
 
 
 def pace(printed: str) -> float:

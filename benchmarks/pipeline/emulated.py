@@ -22,12 +22,11 @@ HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE), str(HERE.parent), str(HERE.parent / "wan")]
 
 import torch  # noqa: E402
-from local import equal_pool, free_addresses  # noqa: E402
+from local import equal_pool, free_addresses, printed_by  # noqa: E402
 from network import chain_of_hosts  # noqa: E402
 from torch import nn  # noqa: E402
 
 from ravnest import clusterize  # noqa: E402
-from ravnest.launch import launch, planned_nodes  # noqa: E402
 from ravnest.rundir import RunDir  # noqa: E402
 
 PROVIDER = str(HERE / "emulated_provider.py")
@@ -91,18 +90,9 @@ def over_wan(
 
 def measure(addresses: list[str], command: list[str]) -> Result:
     with tempfile.TemporaryDirectory() as name:
-        folder, lines = Path(name), []
+        folder = Path(name)
         node_data = plan(folder, addresses)
-        outcome = launch(
-            command,
-            planned_nodes(node_data),
-            folder=folder,
-            show=lambda _, line: lines.append(line),
-            environment={"OMP_NUM_THREADS": "1"},
-        )
-    printed = "\n".join(lines)
-    if outcome.code:
-        raise SystemExit(printed)
+        printed = printed_by(command, node_data, folder, {"OMP_NUM_THREADS": "1"})
     busy = [float(part) for part in re.findall(r"BUSY \d+ ([\d.]+)", printed)]
     (window,) = re.findall(r"(WINDOW .*)", printed)
     return max(busy), f"least {min(busy):.3f}   {window}"
