@@ -46,11 +46,14 @@ DECIDING = {
     "ravnest.planning.search.partition",
     "ravnest.planning.search.rings",
     "ravnest.planning.search.improve",
+    "ravnest.planning.search.links",
+    "ravnest.planning.search.ringorder",
     "ravnest.provider.schedule.pipeline",
     "ravnest.provider.schedule.window",
     "ravnest.provider.stall",
     "ravnest.provider.norms",
     "ravnest.provider.averaging.course",
+    "ravnest.provider.averaging.pacing",
     "ravnest.provider.averaging.rollcall",
 }
 NOT_FOR_DECIDING = {"asyncio", "grpc", "socket", "threading", "time", "torch"}

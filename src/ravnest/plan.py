@@ -13,6 +13,10 @@ Role = Literal["Root", "Stem", "Leaf"]
 Limit = Literal["compute", "link"]
 
 
+def bytes_per_s(mbps: float) -> float:
+    return mbps * 1e6 / 8
+
+
 class ProviderSpec(msgspec.Struct, frozen=True, kw_only=True):
     """One machine of the pool, as its owner described it."""
 
@@ -22,6 +26,8 @@ class ProviderSpec(msgspec.Struct, frozen=True, kw_only=True):
     bandwidth_mbps: float
     gflops: float
     latency_ms: float = 0.0
+    links: tuple[tuple[int, float], ...] = ()
+    """Mbit/s measured from here to other providers, by their ids in ascending order."""
 
     @property
     def host(self) -> str:
@@ -33,7 +39,7 @@ class ProviderSpec(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def bytes_per_s(self) -> float:
-        return self.bandwidth_mbps * 1e6 / 8
+        return bytes_per_s(self.bandwidth_mbps)
 
 
 class MemoryEstimate(msgspec.Struct, frozen=True, kw_only=True):
@@ -45,6 +51,8 @@ class MemoryEstimate(msgspec.Struct, frozen=True, kw_only=True):
     versions: int
     activations: int
     messages: int = 0
+    averaging: int = 0
+    """Among several clusters: a snapshot of what is averaged, and about as much on its way."""
     working: int
 
     @property
@@ -56,6 +64,7 @@ class MemoryEstimate(msgspec.Struct, frozen=True, kw_only=True):
             + self.versions
             + self.activations
             + self.messages
+            + self.averaging
             + self.working
         )
 
@@ -120,6 +129,13 @@ class RingPlan(msgspec.Struct, frozen=True, kw_only=True):
     """What the ring is called by; the first name if it averages buffers only."""
     bytes: int = 0
     """Of its tensors, once."""
+    order: tuple[int, ...] = ()
+    """Cluster ids in the order in which the ring is walked; () is 0, 1, 2, …"""
+
+    @property
+    def walk(self) -> tuple[int, ...]:
+        """`order`, written out."""
+        return self.order or tuple(range(len(self.owners)))
 
 
 class IdleProvider(msgspec.Struct, frozen=True, kw_only=True):

@@ -85,8 +85,13 @@ def prefix(values: Floats) -> Floats:
     return np.concatenate([[0.0], np.cumsum(values)])
 
 
-def cut_costs(model: FakeModel, cuts: Sequence[int] | None = None) -> CutCosts:
-    """The tables of a fake model; `cuts` lists the legal cut points, by default all of them."""
+def cut_costs(
+    model: FakeModel, cuts: Sequence[int] | None = None, *, averaged: bool = False
+) -> CutCosts:
+    """The tables of a fake model; `cuts` lists the legal cut points, by default all of them.
+
+    Unless weights are `averaged`, several clusters need no more memory than one.
+    """
     n = len(model.flops)
     at = np.arange(n + 1) if cuts is None else np.array(sorted({0, n, *cuts}))
     block = np.ix_(at, at)
@@ -96,6 +101,7 @@ def cut_costs(model: FakeModel, cuts: Sequence[int] | None = None) -> CutCosts:
     flops = prefix(model.flops)
     crossing = crossing_bytes(model.tensors, n)
     trainable = distinct_bytes(model.weights, n)
+    owned = [Storage(weight.size, (min(weight.users),)) for weight in model.weights]
     return CutCosts(
         operator=at.astype(np.int64),
         compute_s=(flops / (REFERENCE_GFLOPS * 1e9))[at],
@@ -109,6 +115,7 @@ def cut_costs(model: FakeModel, cuts: Sequence[int] | None = None) -> CutCosts:
         activation_bytes=distinct_bytes(model.tensors, n)[block],
         working_bytes=largest(model.working)[block],
         updating_bytes=np.zeros_like(trainable)[block],
+        averaged_bytes=distinct_bytes(owned if averaged else (), n)[block],
         tied_bytes=shared_bytes(model.weights, n)[block],
         trainable_operators=prefix(trained).astype(np.int64)[at],
     )
@@ -152,8 +159,11 @@ def chain_model(operators: int, *, weight_bytes: int, tensor_bytes: int, flops: 
     )
 
 
-def random_costs(seed: int, operators: int, *, weight_gb: float = 1.0) -> CutCosts:
-    return cut_costs(random_model(np.random.default_rng(seed), operators, weight_gb=weight_gb))
+def random_costs(
+    seed: int, operators: int, *, weight_gb: float = 1.0, averaged: bool = False
+) -> CutCosts:
+    model = random_model(np.random.default_rng(seed), operators, weight_gb=weight_gb)
+    return cut_costs(model, averaged=averaged)
 
 
 def whole_model_bytes(costs: CutCosts, training: TrainingMemory | None = None) -> float:

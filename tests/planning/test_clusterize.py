@@ -13,6 +13,8 @@ import torch
 from pools import Mlp, run_clusterize, seeded, snapshot, write_pool
 
 from ravnest.plan import Plan
+from ravnest.provider.document import RingMember, read_document
+from ravnest.rundir import RunDir
 from ravnest.stage.package import load_package
 
 BATCH = torch.rand(4, 32, generator=torch.Generator().manual_seed(1))
@@ -135,6 +137,28 @@ def test_rings_join_the_owners_of_equal_tensors(planned):
             if following[name] != stage.provider.id:
                 neighbours.setdefault(planned.plan.addresses[following[name]], name)
         assert node["param_addresses"] == neighbours
+
+
+def test_a_provider_reads_whom_it_averages_with(planned):
+    """Names, members in ring order and its own place among them; the next one is its neighbour."""
+    averaged = {}
+    for cluster, stage in planned.stages:
+        number = stage.provider.id
+        document = read_document(RunDir(planned.folder), f"node_{number}")
+        assert {str(ring.id) for ring in document.rings} == set(planned.node(number)["ring_ids"])
+        for ring in document.rings:
+            own = ring.members[ring.place]
+            assert own == RingMember(f"node_{number}", stage.provider.address, cluster.id)
+            plan = planned.plan.rings[ring.id]
+            assert ring.names == plan.names
+            assert tuple(member.cluster for member in ring.members) == plan.walk
+            assert all(one.node == f"node_{plan.owners[one.cluster]}" for one in ring.members)
+            averaged.setdefault(cluster.id, []).extend(ring.names)
+            following = ring.members[(ring.place + 1) % len(ring.members)]
+            if following != own:
+                assert following.address in planned.node(number)["param_addresses"]
+    everything = sorted(name for ring in planned.plan.rings for name in ring.names)
+    assert [sorted(names) for names in averaged.values()] == [everything] * len(averaged)
 
 
 def owners_by_name(planned, cluster):

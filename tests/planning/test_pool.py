@@ -1,6 +1,7 @@
 """The pool file: what people write by hand is read as they meant it, or refused by name."""
 
 import json
+import re
 
 import pytest
 from hypothesis import given, settings
@@ -72,6 +73,34 @@ def test_optional_figures_are_used():
     assert (provider.memory_bytes, provider.gflops, provider.latency_ms) == (500_000_000, 12.5, 0)
     (provider,) = parse_pool({"0": entry(latency=30)}, "pool")
     assert provider.latency_ms == 30
+
+
+def test_measured_links_come_sorted_as_numbers():
+    entries = {"1": entry("h:1", links={"10": 5, "9": 2.5}), "9": entry("h:9", links={}),
+               "10": entry("h:10")}  # fmt: skip
+    pool = parse_pool(entries, "pool")
+    assert [provider.links for provider in pool] == [((9, 2.5), (10, 5.0)), (), ()]
+
+
+@pytest.mark.parametrize(
+    ("links", "told"),
+    [
+        ([90], "speeds measured to other providers"),
+        (None, "speeds measured to other providers"),
+        ({"1": 90}, "names the provider itself"),
+        ({"7": 90}, "names provider '7', which the pool does not have"),
+        ({"02": 90}, "names provider '02', which the pool does not have"),
+        ({"2": "fast"}, "'2' is 'fast'; expected a number in Mbit/s"),
+        ({"2": True}, "expected a number in Mbit/s"),
+        ({"2": 0}, "must be greater than 0 Mbit/s"),
+        ({"2": 1e12}, "no machine has that"),
+    ],
+)
+def test_wrong_links_are_refused_by_name(links, told):
+    with pytest.raises(PoolError, match=re.escape(told)) as caught:
+        parse_pool({"1": entry("h:1", links=links), "2": entry("h:2")}, "pool")
+    assert "provider '1'" in str(caught.value)
+    assert "'links'" in str(caught.value)
 
 
 def test_ids_may_have_gaps_and_come_sorted_as_numbers():

@@ -1,6 +1,6 @@
 """What each provider is told about itself and its neighbours: `nodes/node_<id>.json`."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from ravnest.plan import ClusterPlan, Plan, RingPlan, StagePlan
@@ -32,7 +32,6 @@ def node_document(
     forward = _neighbour(cluster, stage.index + 1)
     backward = _neighbour(cluster, stage.index - 1)
     rings = rings_of(plan, cluster, stage)
-    addresses = plan.addresses
     folder = run.package_dir(cluster.id, stage.provider.address)
     return {
         "node_id": stage.provider.id,
@@ -57,10 +56,26 @@ def node_document(
         "micro_batches": cluster.micro_batches,
         "most_in_flight": stage.most_in_flight,
         "recompute": stage.recompute,
-        "rings": [
-            {"id": ring.id, "members": [addresses[owner] for owner in ring.owners]}
-            for ring in rings
+        "rings": [_ring_document(ring, cluster, plan.addresses) for ring in rings],
+    }
+
+
+def _ring_document(
+    ring: RingPlan, cluster: ClusterPlan, addresses: Mapping[int, str]
+) -> dict[str, Any]:
+    """A ring as `provider/document.py` reads it: its members in the order they pass things on."""
+    return {
+        "id": ring.id,
+        "names": list(ring.names),
+        "members": [
+            {
+                "node": f"node_{ring.owners[number]}",
+                "address": addresses[ring.owners[number]],
+                "cluster": number,
+            }
+            for number in ring.walk
         ],
+        "place": ring.walk.index(cluster.id),
     }
 
 
@@ -83,11 +98,12 @@ def rings_of(plan: Plan, cluster: ClusterPlan, stage: StagePlan) -> list[RingPla
 
 
 def param_addresses(plan: Plan, cluster: ClusterPlan, stage: StagePlan) -> dict[str, str]:
-    """Ring neighbour's address → first parameter of the ring shared with it."""
+    """Address of the next member of the ring → first parameter of the ring shared with it."""
     found: dict[str, str] = {}
     addresses = plan.addresses
     for ring in rings_of(plan, cluster, stage):
-        neighbour = ring.owners[(cluster.id + 1) % len(ring.owners)]
+        walk = ring.walk
+        neighbour = ring.owners[walk[(walk.index(cluster.id) + 1) % len(walk)]]
         if neighbour != stage.provider.id:
             found.setdefault(addresses[neighbour], ring.first_parameter)
     return found

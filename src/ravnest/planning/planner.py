@@ -4,10 +4,10 @@ The search decides who works with whom and where the cuts fall; here the decisio
 with every figure the report, the files and the providers need.
 """
 
-import bisect
 import hashlib
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 
 import msgspec
 import torch
@@ -20,15 +20,16 @@ from ravnest.plan import (
     ModelSummary,
     Plan,
     ProviderSpec,
-    RingPlan,
     Role,
     StagePlan,
+    bytes_per_s,
 )
+from ravnest.planning.averaging import plan_rings
 from ravnest.planning.costing.costs import CutCosts, TrainingMemory
 from ravnest.planning.notes import layout_notes, pool_notes, recompute_notes
 from ravnest.planning.search.clusters import ClusterLayout, PlanOptions, form_clusters
+from ravnest.planning.search.links import measured_mbps, speed_mbps
 from ravnest.planning.search.partition import recomputes
-from ravnest.planning.search.rings import form_rings
 from ravnest.planning.study import Study
 
 MOST_IN_FLIGHT = 1024
@@ -37,15 +38,16 @@ MOST_IN_FLIGHT = 1024
 def make_plan(study: Study, pool: Sequence[ProviderSpec], options: PlanOptions) -> Plan:
     """The best plan found for this model on this pool; `PlanError` if there is none."""
     layout = form_clusters(study.costs, pool, options)
+    training = replace(options.training, averages=len(layout.clusters) > 1)
     clusters = tuple(
-        _cluster_plan(study, number, cluster, options)
+        _cluster_plan(study, number, cluster, training)
         for number, cluster in enumerate(layout.clusters)
     )
     plan = Plan(
         plan_id="",
         model=_summary(study, options),
         clusters=clusters,
-        rings=_rings(study, clusters),
+        rings=plan_rings(study, clusters),
         idle=tuple(IdleProvider(provider=who, reason=why) for who, why in layout.idle),
         single_machine_s=_single_machine_seconds(study.costs, pool),
         warnings=(
@@ -66,15 +68,15 @@ def role_of(stage: int, stages: int) -> Role:
 
 
 def _cluster_plan(
-    study: Study, number: int, layout: ClusterLayout, options: PlanOptions
+    study: Study, number: int, layout: ClusterLayout, training: TrainingMemory
 ) -> ClusterPlan:
     points = layout.cut.points
     stages = len(points) - 1
-    in_flight = _micro_batches_in_flight(study.costs, layout, options.training)
+    in_flight = _micro_batches_in_flight(study.costs, layout, training)
     return ClusterPlan(
         id=number,
-        stages=tuple(_stage_plan(study, layout, k, in_flight[k], options) for k in range(stages)),
-        micro_batches=options.training.division.parts(stages),
+        stages=tuple(_stage_plan(study, layout, k, in_flight[k], training) for k in range(stages)),
+        micro_batches=training.division.parts(stages),
     )
 
 
@@ -86,7 +88,8 @@ def _micro_batches_in_flight(
     points, providers = layout.cut.points, layout.providers
     stages = len(providers)
     parts = training.division.parts(stages)
-    pace_s = layout.cut.step_s / parts
+    links_s = (_link_s(costs, layout, k) for k in range(stages))
+    pace_s = max(layout.cut.step_s, *links_s) / parts
     found, beyond_s = [], 0.0
     for k in reversed(range(stages)):
         least = training.in_flight(k, stages)
@@ -113,17 +116,37 @@ def _round_trip_s(
     costs: CutCosts, border: int, neighbours: Sequence[ProviderSpec], parts: int
 ) -> float:
     """A micro-batch over a border and its gradients back."""
-    narrowest = min(provider.bytes_per_s for provider in neighbours)
+    one, other = neighbours
     crossing = float(costs.forward_bytes[border] + costs.backward_bytes[border])
-    delay_s = max(provider.latency_ms for provider in neighbours) / 1e3
-    return crossing / parts / max(narrowest, 1e-9) + delay_s
+    delay_s = max(one.latency_ms, other.latency_ms) / 1e3
+    return crossing / parts / bytes_per_s(speed_mbps(one, other)) + delay_s
+
+
+def _link_s(costs: CutCosts, layout: ClusterLayout, k: int) -> float:
+    """A batch over the link of stage k, or over a link to a neighbour that was measured as slower.
+
+    The search knows the first only: it prices a provider wherever it stands, not who stands beside
+    it. So a measured link does not move the cuts, but the figures tell.
+    """
+    points, providers = layout.cut.points, layout.providers
+    if len(providers) == 1:
+        return 0.0
+    p, q = points[k : k + 2]
+    busier = max(costs.sent_bytes(p, q), costs.received_bytes(p, q))
+    seconds = busier / providers[k].bytes_per_s
+    for border, other in ((p, k - 1), (q, k + 1)):
+        if 0 <= other < len(providers):
+            measured = measured_mbps(providers[k], providers[other])
+            crossing = max(costs.forward_bytes[border], costs.backward_bytes[border])
+            if measured is not None:
+                seconds = max(seconds, float(crossing) / bytes_per_s(measured))
+    return seconds
 
 
 def _stage_plan(
-    study: Study, layout: ClusterLayout, stage: int, wanted: int, options: PlanOptions
+    study: Study, layout: ClusterLayout, stage: int, wanted: int, training: TrainingMemory
 ) -> StagePlan:
     costs, provider, stages = study.costs, layout.providers[stage], len(layout.providers)
-    training = options.training
     again = _recomputes(costs, layout, stage, training)
     p, q = layout.cut.points[stage : stage + 2]
     start, stop = int(costs.operator[p]), int(costs.operator[q])
@@ -137,8 +160,6 @@ def _stage_plan(
     most = max(least, _most_in_flight(provider, with_one, with_two))
     in_flight = min(wanted, most)
     memory = costs.memory(p, q, stage, stages, training, in_flight=in_flight, recompute=again)
-    sent = costs.sent_bytes(p, q)
-    received = costs.received_bytes(p, q)
     return StagePlan(
         index=stage,
         provider=provider,
@@ -149,10 +170,10 @@ def _stage_plan(
         first_parameter=next(iter(parameters), ""),
         flops=int(costs.flops[q] - costs.flops[p]),
         compute_s=_compute_s(costs, layout, stage, training),
-        sent_bytes=int(sent),
-        received_bytes=int(received),
+        sent_bytes=int(costs.sent_bytes(p, q)),
+        received_bytes=int(costs.received_bytes(p, q)),
         tied_bytes=int(costs.tied_bytes[p, q]),
-        link_s=max(sent, received) / provider.bytes_per_s if stages > 1 else 0.0,
+        link_s=_link_s(costs, layout, stage),
         in_flight=in_flight,
         most_in_flight=most,
         recompute=again,
@@ -184,27 +205,6 @@ def _summary(study: Study, options: PlanOptions) -> ModelSummary:
         batch_size=study.train.batch_size,
         flops=int(costs.flops[-1]),
     )
-
-
-def _rings(study: Study, clusters: Sequence[ClusterPlan]) -> tuple[RingPlan, ...]:
-    """Trainable parameters and buffers, in the order the model uses them."""
-    held = study.held
-    names = [name for name in study.homes if held[name].trainable or held[name].kind == "buffer"]
-    parameters = {name for name in names if held[name].kind == "parameter"}
-    rings = form_rings(names, [_owners(cluster, study, names) for cluster in clusters], parameters)
-    sizes = {name: held[name].tensor.nbytes for name in names}
-    return tuple(
-        msgspec.structs.replace(ring, bytes=sum(sizes[name] for name in ring.names))
-        for ring in rings
-    )
-
-
-def _owners(cluster: ClusterPlan, study: Study, names: Sequence[str]) -> dict[str, int]:
-    stops = [stage.stop for stage in cluster.stages]
-    return {
-        name: cluster.stages[bisect.bisect_right(stops, study.homes[name])].provider.id
-        for name in names
-    }
 
 
 def _single_machine_seconds(costs: CutCosts, pool: Sequence[ProviderSpec]) -> float:

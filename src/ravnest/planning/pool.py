@@ -2,13 +2,14 @@
 
     {"0": {"IP": "host:port", "benchmarks": {"ram": 8, "bandwidth": 20}}, …}   // GB and Mbit/s
 
-Optional benchmarks: `gflops` (sustained compute speed), `latency` (milliseconds). Comments with
-`//` and a comma after the last entry are accepted, because people write this file by hand.
+Optional benchmarks: `gflops` (sustained compute speed), `latency` (milliseconds), `links` (speeds
+measured to other providers: {"<id>": Mbit/s, …}). Comments with `//` and a comma after the last
+entry are accepted, because people write this file by hand.
 """
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from ravnest.plan import ProviderSpec
 from ravnest.planning.costing.costs import REFERENCE_GFLOPS
 
 _EXAMPLE = '{"0": {"IP": "10.0.0.5:8080", "benchmarks": {"ram": 8, "bandwidth": 100}}}'
-_KNOWN = {"ram", "bandwidth", "gflops", "latency"}
+_KNOWN = {"ram", "bandwidth", "gflops", "latency", "links"}
 _BYTES_PER_GB = 1_000_000_000
 _LARGEST = 1e9
 """In GB, Mbit/s, GFLOP/s or ms. Figures above it, or below its inverse, are slips of the pen."""
@@ -76,7 +77,7 @@ def parse_pool(entries: Any, where: str) -> list[ProviderSpec]:
     """The same from data already in memory."""
     if not isinstance(entries, dict) or not entries:
         raise PoolError(f"{where} must map provider ids to their figures, for example: {_EXAMPLE}")
-    providers = [_provider(key, entry, where) for key, entry in entries.items()]
+    providers = [_provider(key, entry, entries, where) for key, entry in entries.items()]
     by_address: dict[str, int] = {}
     for provider in providers:
         other = by_address.setdefault(provider.address.lower(), provider.id)
@@ -88,7 +89,7 @@ def parse_pool(entries: Any, where: str) -> list[ProviderSpec]:
     return sorted(providers, key=lambda provider: provider.id)
 
 
-def _provider(key: str, entry: Any, where: str) -> ProviderSpec:
+def _provider(key: str, entry: Any, known: Container[str], where: str) -> ProviderSpec:
     place = f"{where}: provider {key!r}"
     if not _ID.fullmatch(key):
         raise PoolError(f'{place}: ids are whole numbers written as strings, like "0" or "17"')
@@ -111,6 +112,27 @@ def _provider(key: str, entry: Any, where: str) -> ProviderSpec:
         bandwidth_mbps=_figure(figures, "bandwidth", place, unit="Mbit/s"),
         gflops=_figure(figures, "gflops", place, unit="GFLOP/s", default=REFERENCE_GFLOPS),
         latency_ms=_figure(figures, "latency", place, unit="ms", default=0.0, zero_allowed=True),
+        links=_links(figures.get("links", {}), key, known, place),
+    )
+
+
+def _links(
+    links: Any, key: str, known: Container[str], place: str
+) -> tuple[tuple[int, float], ...]:
+    """Measured speeds by the id of the other provider, in ascending order."""
+    if not isinstance(links, dict):
+        raise PoolError(
+            f"{place}: 'links' is {links!r}; expected the speeds measured to other providers, "
+            'e.g. {"1": 90, "2": 12.5} in Mbit/s'
+        )
+    place = f"{place}: 'links'"
+    for other in links:
+        if other == key:
+            raise PoolError(f"{place} names the provider itself; it is for links to others")
+        if other not in known:
+            raise PoolError(f"{place} names provider {other!r}, which the pool does not have")
+    return tuple(
+        sorted((int(other), _figure(links, other, place, unit="Mbit/s")) for other in links)
     )
 
 

@@ -95,10 +95,12 @@ def _ring_lines(plan: Plan) -> list[str]:
     tensors = sum(len(ring.names) for ring in plan.rings)
     clusters = len(plan.clusters)
     traffic = 2 * (clusters - 1) / clusters * sum(ring.bytes for ring in plan.rings)
+    held = max(stage.memory.averaging for cluster in plan.clusters for stage in cluster.stages)
     rings = "1 ring averages" if len(plan.rings) == 1 else f"{len(plan.rings):,} rings average"
     return [
         f"{rings} {tensors:,} tensors over {clusters:,} clusters; "
-        f"a round sends about {size(traffic)} from each cluster."
+        f"a round sends about {size(traffic)} from each cluster.",
+        f"Averaging takes up to {size(held)} of a provider's memory, counted above.",
     ]
 
 

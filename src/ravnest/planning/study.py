@@ -27,7 +27,7 @@ from ravnest.planning.costing.profile import OpCost, profile, profile_modules, r
 from ravnest.planning.costing.tables import build_tables
 from ravnest.planning.cutting.alignment import align
 from ravnest.planning.cutting.analysis import Facts, analyse
-from ravnest.planning.cutting.ownership import home_positions
+from ravnest.planning.cutting.ownership import changing_names, home_positions
 from ravnest.planning.cutting.staging import CutProgram, build_stages, common_rows
 from ravnest.planning.torchscript import as_module, is_script, mode_is_baked
 from ravnest.stage.graph import Mode, StageGraph
@@ -55,6 +55,11 @@ class Study:
     @property
     def held(self) -> dict[str, HeldTensor]:
         return self.evaluation.held | self.train.held
+
+    @property
+    def changing(self) -> list[str]:
+        """Names of the tensors that training changes, in model order."""
+        return changing_names(self.train, self.evaluation, self.homes)
 
     @property
     def has_weights(self) -> bool:
@@ -120,6 +125,8 @@ def study(
     places = align(train, evaluation, facts, eval_facts)
     homes = home_positions(train, evaluation, places)
     costs = _costs(model, call, train, facts, pass_data=pass_data)
+    held = evaluation.held | train.held
+    changing = {name: held[name].tensor.nbytes for name in changing_names(train, evaluation, homes)}
     warnings.extend(_about_rows(train, evaluation))
     if (about_rows := call.about_rows()) is not None:
         warnings.append(about_rows)
@@ -145,7 +152,9 @@ def study(
         eval_facts=eval_facts,
         places=places,
         homes=homes,
-        costs=build_tables(train, facts, costs, [place is not None for place in places], homes),
+        costs=build_tables(
+            train, facts, costs, [place is not None for place in places], homes, changing
+        ),
         warnings=tuple(warnings),
     )
 

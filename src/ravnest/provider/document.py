@@ -7,6 +7,24 @@ from ravnest.rundir import RunDir
 from ravnest.wire.peers import Peer
 
 
+class RingMember(msgspec.Struct, frozen=True):
+    """A provider that holds the tensors of a ring, for its cluster."""
+
+    node: str
+    address: str
+    cluster: int
+
+
+class RingDocument(msgspec.Struct, frozen=True):
+    """Tensors that this provider averages with others. Members are in ring order."""
+
+    id: int
+    names: tuple[str, ...]
+    members: tuple[RingMember, ...]
+    place: int
+    """Of this provider in `members`."""
+
+
 class NodeDocument(msgspec.Struct, frozen=True):
     """What `clusterize` wrote down about this provider."""
 
@@ -35,6 +53,8 @@ class NodeDocument(msgspec.Struct, frozen=True):
     forward_node: str = ""
     backward_node: str = ""
     reason: str = ""
+    rings: tuple[RingDocument, ...] = ()
+    """What it averages, and with whom."""
 
     @property
     def listen(self) -> str:

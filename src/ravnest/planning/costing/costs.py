@@ -24,6 +24,9 @@ Bools = npt.NDArray[np.bool_]
 REFERENCE_GFLOPS = 50.0
 """Sustained speed assumed for a provider that does not state its own: a modest 4-core laptop."""
 
+AVERAGING_COPIES = 2
+"""Of what a stage averages with other clusters: a snapshot, and messages while a round goes on."""
+
 
 @dataclass(frozen=True)
 class Division:
@@ -61,6 +64,8 @@ class TrainingMemory:
     optimizer_factor: float = 2.0
     max_versions: int = 2
     division: Division = field(default_factory=Division)
+    averages: bool = False
+    """There are other clusters to average with."""
 
     def in_flight(self, stage: int, stages: int) -> int:
         """Micro-batches between their forward and their backward on this stage."""
@@ -104,6 +109,8 @@ class CutCosts:
     """working_bytes[p, q]: the largest short-lived need of a single operator."""
     updating_bytes: Floats
     """updating_bytes[p, q]: the largest short-lived need of the optimizer, for one parameter."""
+    averaged_bytes: Floats
+    """averaged_bytes[p, q]: tensors that training changes and that are at home in p … q."""
     tied_bytes: Floats
     """tied_bytes[p, q]: trainable bytes this stage shares with others, exchanged every update."""
     trainable_operators: Ints
@@ -149,8 +156,15 @@ class CutCosts:
             versions=trainable * (training.versions(stage, stages) - 1),
             activations=int(activations * share),
             messages=int(self.message_bytes[p, q] * share + self.tied_bytes[p, q]),
+            averaging=int(self.averaging((p, q), training)),
             working=int(working),
         )
+
+    def averaging(self, pairs: Any, training: TrainingMemory) -> Floats:
+        """What stages hold in order to average with other clusters."""
+        copies = AVERAGING_COPIES if training.averages else 0
+        held: Floats = self.averaged_bytes[pairs] * copies
+        return held
 
     @cached_property
     def _entering(self) -> Floats:
@@ -179,6 +193,7 @@ class CutCosts:
             + activations
             + self.message_bytes[pairs] * share
             + self.tied_bytes[pairs]
+            + self.averaging(pairs, training)
             + np.maximum(self.working_bytes[pairs] * share, self.updating_bytes[pairs])
         )
         return total

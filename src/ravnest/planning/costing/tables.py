@@ -30,8 +30,12 @@ def build_tables(
     costs: Sequence[OpCost],
     usable: Sequence[bool],
     homes: Mapping[str, int],
+    changing: Mapping[str, int],
 ) -> CutCosts:
-    """Tables over the cut points where `usable[position]`, the two ends included."""
+    """Tables over the cut points where `usable[position]`, the two ends included.
+
+    `changing` are the bytes of what training changes, by name.
+    """
     forward, backward = _crossing_bytes(program, facts)
     updating = _update_seconds(program, homes)
     seconds = _prefix([cost.seconds + updating[at] for at, cost in enumerate(costs)])
@@ -39,6 +43,7 @@ def build_tables(
     unit = np.searchsorted(operators, np.arange(len(program.ops)), side="right") - 1
     table = _UniqueBytes(len(operators))
     held = _held_items(program, unit, homes)
+    averaged = [([int(unit[homes[name]])], float(size)) for name, size in changing.items()]
     trainable = [item for name, item in held.items() if program.held[name].trainable]
     inner = np.zeros(len(operators), dtype=bool)
     inner[1:-1] = True
@@ -55,6 +60,7 @@ def build_tables(
         activation_bytes=table.sum(_kept_items(program, facts, costs, unit)),
         working_bytes=_largest([cost.working_bytes for cost in costs], unit, len(operators)),
         updating_bytes=_largest(_update_bytes(program), unit, len(operators)),
+        averaged_bytes=table.sum(averaged),
         tied_bytes=table.sum_shared(trainable),
         trainable_operators=_prefix(
             [any(program.held[name].trainable for name in op.held()) for op in program.ops]

@@ -3,9 +3,10 @@
 A tensor may be used on several stages (tied weights, shared constants) or on none. Exactly one
 stage owns it: the one with its first use in training; failing that, its first use in evaluation;
 failing that, the stage of the tensor before it, so that nothing is lost when the model is fused.
+The owner is also the one that averages the tensor with other clusters, if training changes it.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from ravnest.planning.capture.program import Program
 
@@ -27,6 +28,13 @@ def home_positions(
             continue
         homes[name] = previous
     return dict(sorted(homes.items(), key=lambda item: item[1]))
+
+
+def changing_names(train: Program, evaluation: Program, homes: Iterable[str]) -> list[str]:
+    """Of the tensors that have a home, those that training changes: parameters that it updates and
+    buffers that the forward pass writes to. Masks and tables stay what they are."""
+    held, written = evaluation.held | train.held, train.written | evaluation.written
+    return [name for name in homes if held[name].trainable or name in written]
 
 
 def _first_uses(program: Program) -> dict[str, int]:

@@ -8,6 +8,7 @@
     partition.py coarse.py      the best cuts for a given order; fewer cut points for the search
     reasons.py squeeze.py       why somebody is idle, or why nothing fits
     rings.py                    which tensors are averaged among whom
+    ringorder.py links.py       in which order a ring is walked; how fast two providers are linked
     options.py                  what the requester may decide
 
 Knows nothing about models, torch or files.

@@ -6,22 +6,25 @@ few cut points (`solve`), the cuts of the chosen clusters on the full tables (`p
 Everybody is used if possible. A provider stays idle only if no plan can use it, or if the run
 without it is at least `idle_gain` times faster; each one is told why, with figures (`reasons`).
 
-Knows nothing about models or files: tables and providers in, a layout out. Averaging between
-clusters is not priced here, and neither is a provider's latency.
+What several clusters have to hold in order to average counts as memory, and one cluster does not
+need it: both are planned for, and the better layout is taken.
+
+Knows nothing about models or files: tables and providers in, a layout out. The traffic of averaging
+is not priced here, and neither is a provider's latency.
 """
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ravnest.errors import PlanError
 from ravnest.plan import ProviderSpec
 from ravnest.planning.costing.costs import CutCosts
 from ravnest.planning.search import reasons
 from ravnest.planning.search.coarse import CoarseCosts, coarsen
-from ravnest.planning.search.grouping import Grouping
+from ravnest.planning.search.grouping import Grouping, least_rate
 from ravnest.planning.search.options import PlanOptions
-from ravnest.planning.search.partition import Cut, StageTables, best_cut, refine
+from ravnest.planning.search.partition import Cut, StageTables, best_cut, most_stages, refine
 from ravnest.planning.search.solve import Problem, pose, solve, squeeze_in
 
 __all__ = ["ClusterLayout", "Layout", "PlanOptions", "form_clusters"]
@@ -59,6 +62,34 @@ def form_clusters(
 ) -> Layout:
     """The fastest layout found for this pool; `PlanError` if the model fits on no part of it."""
     options = options or PlanOptions()
+    smallest = min(options.min_cluster_size, most_stages(costs), len(providers))
+    never_several = options.max_clusters == 1 or len(providers) < 2 * smallest
+    if never_several or not costs.averaged_bytes.any():
+        return _form(costs, providers, options)
+    single = replace(options, max_clusters=1)
+    averaging = replace(options.training, averages=True)
+    try:
+        several = _form(costs, providers, replace(options, training=averaging))
+    except PlanError:
+        return _form(costs, providers, single)
+    # A small pool is planned twice, a large one only if one cluster could use more providers.
+    used = len(providers) - len(several.idle)
+    searched = len(providers) > options.exact_up_to
+    if searched and len(several.clusters) > 1 and used >= min(most_stages(costs), len(providers)):
+        return several
+    try:
+        return _preferred(several, _form(costs, providers, single), options.idle_gain)
+    except PlanError:
+        return several
+
+
+def _preferred(one: Layout, other: Layout, idle_gain: float) -> Layout:
+    """The one that uses more providers, unless the other is so many times faster (see `solve`)."""
+    more, fewer = sorted((one, other), key=lambda layout: (len(layout.idle), -layout.steps_per_s))
+    return more if least_rate(more.steps_per_s, fewer.steps_per_s, idle_gain) is None else fewer
+
+
+def _form(costs: CutCosts, providers: Sequence[ProviderSpec], options: PlanOptions) -> Layout:
     too_small = reasons.too_small(costs, providers, options.training)
     usable = [provider for at, provider in enumerate(providers) if at not in too_small]
     useless = tuple((providers[at], reason) for at, reason in too_small.items())

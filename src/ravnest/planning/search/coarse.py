@@ -75,6 +75,7 @@ def _restrict(costs: CutCosts, points: Ints) -> CoarseCosts:
             activation_bytes=costs.activation_bytes[block],
             working_bytes=costs.working_bytes[block],
             updating_bytes=costs.updating_bytes[block],
+            averaged_bytes=costs.averaged_bytes[block],
             tied_bytes=costs.tied_bytes[block],
             trainable_operators=costs.trainable_operators[points],
         ),

@@ -67,7 +67,9 @@ class Prices:
         self._cap = [kind.bytes_per_s / max(narrowest, SLOWEST) for kind in self.kinds]
         factor = 1 + self._tables.training.optimizer_factor
         self._least_memory = float(
-            costs.weight_bytes[0, -1] + costs.trainable_bytes[0, -1] * factor
+            costs.weight_bytes[0, -1]
+            + costs.trainable_bytes[0, -1] * factor
+            + costs.averaging((0, -1), self._tables.training)
         )
 
     def ceiling(self, order: Sequence[int]) -> float:
