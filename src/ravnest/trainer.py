@@ -41,6 +41,8 @@ class Trainer:
         self.node = node
         self.lr_scheduler = lr_scheduler
         self.lr_scheduler_params = dict(lr_scheduler_params or {})
+        if train_loader is not None:
+            train_loader = node.shard(train_loader)
         self.train_loader = train_loader
         self.val_loader = val_loader
         self.val_freq = positive("val_freq", val_freq)
@@ -103,6 +105,8 @@ class Trainer:
         self._tell_callbacks()
         progress.stages = self.node.stages
         self.callbacks.on_epoch_end(progress)
+        if progress.epoch + 1 == self.epochs:
+            self.node.synchronize()
         if self.val_loader is not None and (progress.epoch + 1) % self.val_freq == 0:
             self.evaluate()
 

@@ -9,6 +9,7 @@ from ravnest.errors import DataError, NodeError
 from ravnest.provider.batches import part_bounds, rows_of
 from ravnest.provider.leaf import LabelFeed, Leaf, LeafSettings, accuracy, set_aside
 from ravnest.provider.proof import proof_of
+from ravnest.provider.shards import Shard, shard
 from ravnest.wire.messages import MicroBatch
 
 
@@ -95,6 +96,83 @@ def test_the_feed_remembers_what_is_in_every_batch():
     feed.part(part(0, 4), proof_of((positions, torch.arange(8, 12))))
     with pytest.raises(DataError, match="not on the same batch"):
         feed.part(part(1, 4), proof_of((positions, torch.arange(12, 16))))
+
+
+# ---- several clusters -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("index", [0, 1, 2])
+@pytest.mark.parametrize("rows", [72, 60], ids=["even", "a smaller last batch"])
+def test_root_and_leaf_read_the_same_share(rows, index):
+    """Epoch after epoch, although the share may end before the data does."""
+    share = Shard(index, 3)
+    root, leaf = shard(shuffled(rows), share), LabelFeed(shuffled(rows), "labels", share)
+    number = 0
+    for _ in range(4):
+        for item in root:
+            mine = leaf.part(part(number, len(item[0])), proof_of(item))
+            assert torch.equal(mine[1], item[1])
+            number += 1
+        leaf.restart()
+
+
+@pytest.mark.parametrize("rows", [20, 18], ids=["even", "a smaller last batch"])
+def test_labels_in_a_tensor_are_shared_by_batches(rows):
+    labels = torch.arange(rows)
+    whole = list(labels.split(4))
+    for index in range(2):
+        feed, number = LabelFeed(labels, "labels", Shard(index, 2)), 0
+        for _ in range(3):
+            for expected in whole[index::2]:
+                assert torch.equal(feed.part(part(number, len(expected)), ()), expected)
+                number += 1
+            feed.restart()
+
+
+def test_labels_in_a_tensor_may_end_before_the_share_does():
+    feed = LabelFeed(torch.arange(10), "labels", Shard(1, 2))
+    feed.part(part(0, 4), ())
+    with pytest.raises(DataError, match=r"ends before.*node\.shard\(loader\)"):
+        feed.part(part(1, 4), ())
+
+
+def test_an_iterator_goes_on_in_the_next_epoch():
+    feed, number = LabelFeed(iter(range(12)), "labels", Shard(1, 2)), 0
+    for epoch in ([1, 3], [5, 7], [9, 11]):
+        for expected in epoch:
+            assert feed.part(part(number), ()) == expected
+            number += 1
+        feed.restart()
+
+
+def test_a_root_that_reads_everything_is_told_what_to_do():
+    leaf = LabelFeed(shuffled(64), "labels", Shard(0, 2))
+    root = iter(shuffled(64))
+    leaf.part(part(0), proof_of(next(root)))
+    with pytest.raises(DataError, match=r"2 clusters.*node\.shard\(loader\).*shard_data=False"):
+        leaf.part(part(1), proof_of(next(root)))
+    alone = LabelFeed(shuffled(64), "labels")
+    with pytest.raises(DataError) as error:
+        alone.part(part(0), proof_of(next(root)))
+    assert "node.shard" not in str(error.value)
+
+
+def test_only_training_labels_are_shared():
+    items = [torch.full((4,), float(k)) for k in range(4)]
+    leaf = Leaf(
+        LeafSettings(
+            criterion=lambda outputs, batch: (outputs * batch).mean(),
+            labels=items,
+            test_labels=items,
+            metrics={"label": lambda o, b: b.mean()},
+            shard=Shard(1, 2),
+        )
+    )
+    losses = [float(leaf.loss(torch.ones(4), part(k, 4), ())) for k in range(2)]
+    assert losses == [1.0, 3.0]
+    for number in range(4):
+        leaf.judge(torch.zeros(4), part(number, 4), ())
+    assert leaf.validation_ended()["label"] == 1.5
 
 
 # ---- losses and metrics -----------------------------------------------------------------------

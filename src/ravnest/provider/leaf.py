@@ -11,6 +11,7 @@ from ravnest.errors import DataError, NodeError
 from ravnest.provider.batches import has_rows, part_bounds, rows_of
 from ravnest.provider.criterion import PartLoss
 from ravnest.provider.proof import Comparison, proof_of, tensors_in
+from ravnest.provider.shards import WHOLE, Shard, shard
 from ravnest.wire.messages import MicroBatch
 
 Metric = Callable[[Any, Any], Any]
@@ -20,11 +21,16 @@ Metric = Callable[[Any, Any], Any]
 class LabelFeed:
     """The Leaf's own reading of the data, batch by batch in step with the Root."""
 
-    def __init__(self, source: Any, name: str) -> None:
-        self._source = source
+    def __init__(self, source: Any, name: str, share: Shard = WHOLE) -> None:
+        in_batches = source is not None and not isinstance(source, torch.Tensor)
+        self._source = shard(source, share) if in_batches else source
         self._name = name
+        self._share = share
         self._batches: Iterator[Any] | None = None
-        self._row = 0
+        self._row: int | None = None
+        """Where the next batch begins; known with the first batch of an epoch."""
+        self._skipped_rows = 0
+        """Between two batches: those of other clusters."""
         self._current: tuple[int, Any] | None = None
         self._comparison = Comparison()
 
@@ -51,7 +57,7 @@ class LabelFeed:
                 f"Leaf reads from `{self._name}` is not what the Root sent; {found}. Give both the "
                 "same data in the same order and in batches of the same size: set_seed with the "
                 "same seed in every script, and generator=torch.Generator() in a DataLoader that "
-                "shuffles."
+                f"shuffles.{self._hint()}"
             )
 
     def _check_division(self, of: MicroBatch) -> None:
@@ -68,10 +74,7 @@ class LabelFeed:
 
     def _next(self, of: MicroBatch) -> Any:
         if isinstance(self._source, torch.Tensor):
-            start, self._row = self._row, self._row + of.batch_rows
-            if self._row > len(self._source):
-                raise self._too_short(of)
-            return self._source[start : start + of.batch_rows]
+            return self._next_rows(self._source, of)
         if self._batches is None:
             if self._source is None:
                 raise DataError(f"the Leaf has no `{self._name}` to compare the outputs with")
@@ -81,11 +84,33 @@ class LabelFeed:
         except StopIteration:
             raise self._too_short(of) from None
 
+    def _next_rows(self, labels: torch.Tensor, of: MicroBatch) -> torch.Tensor:
+        """Batches of other clusters are as large as this cluster's first one in the epoch."""
+        if self._row is None:
+            self._row = self._share.index * of.batch_rows
+            self._skipped_rows = (self._share.of - 1) * of.batch_rows
+        start, stop = self._row, self._row + of.batch_rows
+        if stop > len(labels):
+            raise self._too_short(of)
+        self._row = stop + self._skipped_rows
+        return labels[start:stop]
+
     def _too_short(self, of: MicroBatch) -> DataError:
         return DataError(
             f"`{self._name}` of the Leaf ends before the Root's data does (batch {of.batch} of the "
             "run). Both must have equally many batches; call node.wait_for_backwards() at the end "
-            "of every epoch."
+            f"of every epoch.{self._hint()}"
+        )
+
+    def _hint(self) -> str:
+        """What else may be the reason, where several clusters share the data."""
+        if self._share.of == 1:
+            return ""
+        return (
+            f" There are {self._share.of} clusters, and the Leaf reads its cluster's share: the "
+            "Root's own loop has to iterate over node.shard(loader), as Trainer does with its "
+            "train_loader by itself. If the script divides the data itself: "
+            "Node(…, shard_data=False)."
         )
 
     def restart(self) -> None:
@@ -97,7 +122,7 @@ class LabelFeed:
 
     def forget(self) -> None:
         """Begin anew, wherever it was: the Root has broken off its loop."""
-        self._batches, self._row, self._current = None, 0, None
+        self._batches, self._row, self._current = None, None, None
         self._comparison.epoch_ended()
 
 
@@ -177,6 +202,8 @@ class LeafSettings:
     metrics: Mapping[str, Metric] = field(default_factory=dict)
     loss_file: Path | None = None
     accuracy_file: Path | None = None
+    shard: Shard = WHOLE
+    """Of `labels`: `test_labels` are judged whole by every cluster."""
 
 
 class Leaf:
@@ -184,7 +211,7 @@ class Leaf:
 
     def __init__(self, settings: LeafSettings) -> None:
         self._settings = settings
-        self._labels = LabelFeed(settings.labels, "labels")
+        self._labels = LabelFeed(settings.labels, "labels", settings.shard)
         self._test_labels = LabelFeed(settings.test_labels, "test_labels")
         self._losses = LossLog(settings.loss_file)
         self._accuracies = LossLog(settings.accuracy_file)
