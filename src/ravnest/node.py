@@ -22,6 +22,8 @@ from torch import nn
 from ravnest import exits, lifeline
 from ravnest.errors import NodeError, RavnestError
 from ravnest.provider.assembly import StageSettings, build_runner
+from ravnest.provider.averaging.settings import Averaging
+from ravnest.provider.averaging.share import Rules
 from ravnest.provider.compute.optimizers import optimizer_named
 from ravnest.provider.compute.updating import UpdateSettings
 from ravnest.provider.document import read_document
@@ -42,7 +44,8 @@ from ravnest.provider.options import (
 )
 from ravnest.provider.proof import proof_of
 from ravnest.provider.runner import StageRunner
-from ravnest.provider.runtime import Place, ProviderRuntime
+from ravnest.provider.runtime import Place, ProviderRuntime, Rings
+from ravnest.provider.shards import WHOLE, Shard, shard
 from ravnest.rundir import RunDir
 from ravnest.stage import structure
 from ravnest.stage.package import load_package
@@ -88,6 +91,8 @@ class Node:
         compression: bool | str = False,
         average_optim: bool = False,
         *,
+        averaging: Averaging | None = None,
+        shard_data: bool = True,
         schedule: Literal["async", "sync"] = "async",
         micro_batches: int | Literal["auto"] = "auto",
         max_versions: int = 2,
@@ -115,19 +120,11 @@ class Node:
         self.update_frequency = positive("update_frequency", update_frequency)
         self.micro_batches = micro_batches_of(self.document, micro_batches)
         self.device = usable_device(device)
-        for argument, given in {
-            "reduce_factor": reduce_factor,
-            "compression": compression,
-            "average_optim": average_optim,
-        }.items():
-            if given:
-                logger.warning("%s=%r has no effect in this release", argument, given)
-        if self.document.ring_size > 1:
-            logger.warning(
-                "clusters are not averaged in this release: cluster %d trains a model of its own. "
-                "clusterize(…, max_clusters=1) makes one of all providers",
-                self.cluster_id,
-            )
+        self.averaging = averaging or Averaging()
+        several = self.document.ring_size > 1
+        share = Shard(self.cluster_id, self.document.ring_size) if several else WHOLE
+        if compression:
+            logger.warning("compression=%r has no effect in this release", compression)
         self.criterion = criterion
         self._farewell_s = farewell_s
         self._model = model
@@ -154,6 +151,7 @@ class Node:
                 metrics=dict(metrics or {}),
                 loss_file=file_of_cluster(loss_filename, self.cluster_id),
                 accuracy_file=file_of_cluster("val_accuracies.txt", self.cluster_id),
+                shard=share if shard_data else WHOLE,
             ),
             schedule=one_of("schedule", schedule, ("async", "sync")),
             micro_batches=self.micro_batches,
@@ -162,6 +160,8 @@ class Node:
             precision=precision_named(precision, loss_scale),
             recompute=self.document.recompute if recompute == "auto" else bool(recompute),
             compile=compile,
+            averaging=self._averaging_rules(reduce_factor) if several else None,
+            average_optim=bool(average_optim),
         )
         self._make_network = network_for(transport, tls)
         self._patience = patience
@@ -172,6 +172,7 @@ class Node:
             least_rows=self._graph.train.least_rows,
         )
         self._validating: deque[Future[Any]] = deque()
+        self._trained_since_meeting = False
         self.stages: dict[str, float] = {}
         """How the stages spent the last epoch: busy/<stage>, staleness/<stage>."""
         self._finished: deque[FinishedBatch] = deque(maxlen=_FINISHED_KEPT)
@@ -206,7 +207,7 @@ class Node:
         document = self.document
         self._runtime = ProviderRuntime(
             Place(
-                run=f"{document.plan_id}/{document.rank}",
+                run=document.plan_id,
                 node=self.name,
                 listen=document.listen,
                 previous=document.previous,
@@ -217,6 +218,7 @@ class Node:
             patience=self._patience,
             queue_limit=4 * self.micro_batches + 4,
             on_batch=self._batch_done,
+            rings=Rings(document.rings, self.averaging),
         )
         try:
             self._runtime.start()
@@ -226,6 +228,10 @@ class Node:
         exits.close_at_exit(self)
         runtime = self._runtime
         lifeline.watch(lambda: runtime.abort("whoever started it is gone"))
+
+    def _averaging_rules(self, reduce_factor: int | None) -> Rules:
+        every = None if reduce_factor is None else positive("reduce_factor", reduce_factor)
+        return Rules(every, self.averaging.mode == "blocking", self.averaging.fragments)
 
     def _make_runner(self, runtime: ProviderRuntime) -> StageRunner:
         stage = self._package.module(self.device, model=self._model)
@@ -251,6 +257,8 @@ class Node:
         try:
             if runtime.failure is None:
                 if self.is_root:
+                    if self._trained_since_meeting:
+                        runtime.order("average")
                     runtime.order("goodbye")
                 elif not runtime.wait_for_goodbye(self._farewell_s):
                     logger.warning(
@@ -347,6 +355,12 @@ class Node:
             if getattr(settings.leaf, name) is None:
                 raise NodeError(f"the Leaf cannot train without {name}: Node(…, {name}=…)")
 
+    def shard(self, loader: Any) -> Any:
+        """The batches of this cluster: with several clusters, each trains on every m-th one of the
+        same loader. `Trainer` does this with its `train_loader`; a loop of your own over another
+        loader has to."""
+        return shard(loader, self.settings.leaf.shard)
+
     # ---- training, on the Root ----
 
     def forward_compute(
@@ -367,6 +381,7 @@ class Node:
             return
         values, rows = self._inputs.bind(tensors, kwargs, "train")
         proof = proof_of(list(values.values()) if proof_of_item is None else proof_of_item)
+        self._trained_since_meeting = self.document.ring_size > 1
         with self._interruptible() as runtime:
             for of, first, last in self._numbers.training(rows):
                 message = messages.Forward(
@@ -382,9 +397,19 @@ class Node:
             self.stages = dict(runtime.order("epoch").metrics)
         self._numbers.epoch_ended()
 
+    def synchronize(self) -> None:
+        """The end of training with several clusters: wait for the others and average once more.
+        Afterwards all of them hold the same weights. Part of saving, of `finish_training` and of
+        `close`; without training in between it does nothing."""
+        if self.is_root and self._trained_since_meeting:
+            self._trained_since_meeting = False
+            with self._interruptible() as runtime:
+                runtime.order("average")
+
     def finish_training(self) -> None:
         """Let the other providers' `train()` return; they go on serving evaluations."""
         if self.is_root:
+            self.synchronize()
             with self._interruptible() as runtime:
                 runtime.order("done")
 
@@ -433,6 +458,7 @@ class Node:
     def trigger_save_submodel(self) -> None:
         """Have every provider of the cluster save its trained stage."""
         if self.is_root:
+            self.synchronize()
             with self._interruptible() as runtime:
                 runtime.order("save")
 

@@ -4,7 +4,6 @@ Providers are real (`ProviderRuntime`, `StageRunner`), only the sockets are miss
 """
 
 import contextlib
-import itertools
 from dataclasses import dataclass
 
 import torch
@@ -23,7 +22,6 @@ from ravnest.wire.memory import MemoryHub, MemoryNetwork
 from ravnest.wire.peers import Patience, Peer
 
 QUICK = Patience(connect_s=10, resume_s=1.0, nobody_s=0.3, retry_s=0.02, report_s=5)
-_ports = itertools.count(1)
 
 
 def even_cuts(studied, stages):
@@ -77,17 +75,30 @@ class Cluster:
     def close(self):
         for runtime in self.runtimes:
             runtime.close(0.5)
-        self.thread.stop()
 
 
-def build(model, example, folder, settings, *, stages=3, cuts=None, parts=1, update_frequency=1):
+def build(
+    model,
+    example,
+    folder,
+    settings,
+    *,
+    stages=3,
+    cuts=None,
+    parts=1,
+    update_frequency=1,
+    hub,
+    thread,
+    graphs=None,
+    first=0,
+    rings=lambda node: None,
+):
     studied = study(model, example)
-    graphs = studied.stages(cuts if cuts is not None else even_cuts(studied, stages))
+    if graphs is None:
+        graphs = studied.stages(cuts if cuts is not None else even_cuts(studied, stages))
     weights = {name: held.tensor for name, held in studied.held.items()}
-    hub, thread = MemoryHub(), NetworkThread()
-    thread.start()
-    base = next(_ports) * 100
-    peers = [Peer(f"node_{k}", f"127.0.0.1:{base + k}") for k in range(len(graphs))]
+    numbers_used = range(first, first + len(graphs))
+    peers = [Peer(f"node_{number}", address_of(number)) for number in numbers_used]
     packages, losses = [], []
     for k, graph in enumerate(graphs):
         write_package(folder / str(k), graph, weights, plan_id="p", cluster=0)
@@ -112,6 +123,7 @@ def build(model, example, folder, settings, *, stages=3, cuts=None, parts=1, upd
             patience=QUICK,
             queue_limit=4 * parts + 4,
             on_batch=(lambda of, loss: losses.append(loss)) if k == 0 else None,
+            rings=rings(peers[k].node),
             network_thread=thread,
         )
 
@@ -129,13 +141,20 @@ def build(model, example, folder, settings, *, stages=3, cuts=None, parts=1, upd
     return cluster
 
 
+def address_of(number):
+    return f"127.0.0.1:{number + 1}"
+
+
 @contextlib.contextmanager
 def pipeline(*args, **kwargs):
-    cluster = build(*args, **kwargs)
+    hub, thread = MemoryHub(), NetworkThread()
+    thread.start()
+    cluster = build(*args, hub=hub, thread=thread, **kwargs)
     try:
         yield cluster
     finally:
         cluster.close()
+        thread.stop()
 
 
 def settings_for(labels, criterion, update, **more):

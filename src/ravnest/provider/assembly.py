@@ -7,6 +7,8 @@ from typing import Literal
 
 from torch import nn
 
+from ravnest.provider.averaging.share import Rules as AveragingRules
+from ravnest.provider.averaging.share import Share
 from ravnest.provider.compute.copies import copies_for
 from ravnest.provider.compute.passes import Precision, StagePasses
 from ravnest.provider.compute.updating import Updater, UpdateSettings
@@ -36,6 +38,9 @@ class StageSettings:
     precision: Precision = field(default_factory=Precision)
     recompute: bool = False
     compile: bool = False
+    averaging: AveragingRules | None = None
+    """When to average with other clusters; None where there are none."""
+    average_optim: bool = False
 
 
 def build_runner(
@@ -59,12 +64,13 @@ def build_runner(
     owned = [named[spec.name] for spec in graph.tensors if spec.owner and spec.name in named]
     clips = settings.update.clip_norm is not None
     waits = clips and settings.schedule == "sync" and not graph.is_first
+    updater = Updater(versions, owned, settings.update, loss_scale=settings.precision.loss_scale)
     return StageRunner(
         passes=StagePasses(
             stage, versions, precision=settings.precision, recompute=settings.recompute
         ),
         copies=copies_for(stage.device),
-        updater=Updater(versions, owned, settings.update, loss_scale=settings.precision.loss_scale),
+        updater=updater,
         schedule=StageSchedule(
             Rules(
                 is_last=graph.is_last,
@@ -80,7 +86,25 @@ def build_runner(
         leaf=Leaf(settings.leaf) if graph.is_last else None,
         saving=_Saving(package, stage),
         norms=GradientNorms(is_first=graph.is_first, waits=waits) if clips else None,
+        share=_share(stage, named, updater, settings),
         clock=clock,
+    )
+
+
+def _share(
+    stage: StageModule,
+    named: dict[str, nn.Parameter],
+    updater: Updater,
+    settings: StageSettings,
+) -> Share | None:
+    if settings.averaging is None:
+        return None
+    return Share(
+        stage,
+        named,
+        lambda: updater.optimizer,
+        settings.averaging,
+        average_optim=settings.average_optim,
     )
 
 

@@ -17,9 +17,11 @@ class Meter:
     worst_staleness: int = 0
     batches: float = 0.0
     """Applied by updates; more than there were updates if some took several along."""
+    rounds: int = 0
+    """Of averaging with other clusters, over all rings of this stage."""
 
     def __post_init__(self) -> None:
-        self._told = (0.0, 0, 0, self.began)
+        self._told = (0.0, 0, 0, self.began, 0)
 
     def came_back(self, staleness: int) -> None:
         """A backward has been computed."""
@@ -29,10 +31,12 @@ class Meter:
 
     def epoch(self, stage: int, now: float) -> dict[str, float]:
         """How the stage spent the time since the last epoch ended."""
-        busy_s, backwards, staleness, then = self._told
-        self._told = (self.busy_s, self.backwards, self.staleness, now)
+        busy_s, backwards, staleness, then, rounds = self._told
+        self._told = (self.busy_s, self.backwards, self.staleness, now, self.rounds)
         passes = max(self.backwards - backwards, 1)
+        averaged = {f"rounds/{stage}": float(self.rounds - rounds)} if self.rounds else {}
         return {
+            **averaged,
             f"busy/{stage}": (self.busy_s - busy_s) / max(now - then, 1e-9),
             f"staleness/{stage}": (self.staleness - staleness) / passes,
         }

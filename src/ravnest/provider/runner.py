@@ -7,12 +7,13 @@ a time. Messages to the neighbours are handed to the links, which send them whil
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import msgspec
 import torch
 
 from ravnest.errors import WireError
+from ravnest.provider.averaging.share import Outcome, Share
 from ravnest.provider.compute.copies import Copies
 from ravnest.provider.compute.passes import Pass, StagePasses
 from ravnest.provider.compute.updating import Updater
@@ -32,7 +33,7 @@ from ravnest.provider.schedule.window import InFlightWindow, Trip
 from ravnest.provider.tied import TiedParameters
 from ravnest.stage import structure
 from ravnest.wire import messages
-from ravnest.wire.encoding import Parcel
+from ravnest.wire.encoding import Parcel, opened
 
 
 class Outlet(Protocol):
@@ -93,6 +94,7 @@ class StageRunner:
         leaf: Leaf | None,
         saving: Saving,
         norms: GradientNorms | None,
+        share: Share | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.meter = Meter(clock())
@@ -108,6 +110,8 @@ class StageRunner:
         self._leaf = leaf
         self._saving = saving
         self._norms = norms
+        self.share = share
+        """What is averaged with other clusters, if there are any."""
         self._clock = clock
         self._graph = passes.stage.graph
         self._work: dict[plan.Key, _Work] = {}
@@ -120,20 +124,20 @@ class StageRunner:
 
     def arrived(self, parcel: Parcel) -> None:
         """A message from a neighbour."""
-        message = parcel.message
+        message, tensors = parcel.message, cast(tuple[torch.Tensor, ...], opened(parcel).tensors)
         match message:
             case messages.Forward():
-                values, onward = unpack(message.carried, parcel.tensors, self._graph.stage)
+                values, onward = unpack(message.carried, tensors, self._graph.stage)
                 values = self._copies.bring(values)
                 self._enter(_Work(message, values, onward, self._clock()))
             case messages.Backward():
-                self._gradients_arrived(message, parcel.tensors)
+                self._gradients_arrived(message, tensors)
             case messages.Command():
                 self.command(message)
             case messages.TiedGradient():
-                self._tied_gradient_arrived(message, parcel)
+                self._tied_gradient_arrived(message, parcel, tensors)
             case messages.TiedWeights():
-                self._tied.weights_arrived(message.names, parcel.tensors)
+                self._tied.weights_arrived(message.names, tensors)
                 if self.next is not None and self._tied.is_for_later(
                     message.names, self._graph.stages
                 ):
@@ -146,7 +150,7 @@ class StageRunner:
                 self._reply(message)
             case messages.Result():
                 if not self._hand_back(parcel):
-                    self._observer.result(message, parcel.tensors)
+                    self._observer.result(message, tensors)
             case _:
                 raise WireError(f"a {type(message).__name__} has no place in a running pipeline")
 
@@ -195,9 +199,11 @@ class StageRunner:
     def _sent_values(self) -> set[int]:
         return {wire.value for wire in self._graph.train.sends}
 
-    def _tied_gradient_arrived(self, message: messages.TiedGradient, parcel: Parcel) -> None:
+    def _tied_gradient_arrived(
+        self, message: messages.TiedGradient, parcel: Parcel, tensors: tuple[torch.Tensor, ...]
+    ) -> None:
         if message.owner == self._graph.stage:
-            self._tied.gradients_arrived(message.names, parcel.tensors)
+            self._tied.gradients_arrived(message.names, tensors)
         elif not self._hand_back(parcel):
             raise WireError("a tied gradient reached the first stage, which does not own it")
 
@@ -205,6 +211,19 @@ class StageRunner:
         if self._norms is not None:
             self._norms.told(message.update, message.squared_norm)
         self.schedule.handle(plan.UpdateAllowed(message.update))
+
+    def averaged(self, outcome: Outcome) -> None:
+        """A round with other clusters is over."""
+        assert self.share is not None
+        self.share.averaged(outcome)
+        if self.schedule.newest_is_unused:
+            self._apply_averages()
+
+    def _apply_averages(self) -> None:
+        assert self.share is not None
+        self.share.apply()
+        self.meter.rounds = self.share.rounds
+        self._send_tied_weights()
 
     def set_lr_scheduler(self, factory: Callable[..., Any], params: Mapping[str, Any]) -> None:
         self._updater.set_scheduler(factory, params)
@@ -217,8 +236,13 @@ class StageRunner:
 
     def work(self) -> bool:
         """Do the next thing there is to do; False if there is nothing."""
-        if self._tied.has_news and self.schedule.newest_is_unused:
-            self._tied.adopt()
+        if self.schedule.newest_is_unused:
+            if self.share is not None and self.share.has_news:
+                self._apply_averages()
+            if self._tied.has_news:
+                self._tied.adopt()
+        if self.share is not None and self.share.stands_still:
+            return False
         instruction = self.schedule.next()
         if instruction is None:
             return False
@@ -282,6 +306,8 @@ class StageRunner:
             assert item.loss is not None
             work.loss = self._leaf.finished_part(item.loss, of)
         self._send_back(work, gradients_for_previous(own, arrived, work.onward))
+        if self.share is not None:
+            self.share.trained(of.rows)
         if of.is_last_part:
             if work.loss is not None:
                 self._updater.heard_loss(work.loss)
@@ -313,12 +339,14 @@ class StageRunner:
         self.previous.send(Parcel(back, *self._copies.leave(tensors)))
 
     def _update(self, instruction: plan.Update) -> None:
+        share = self.share
         self._updater.apply(
             instruction.version,
             update=instruction.update,
             batches=instruction.batches,
             in_place=instruction.in_place,
             total_squared_norm=self._total_norm(instruction),
+            then=share.apply if share is not None and share.has_news else None,
         )
         self.meter.updates += 1
         self.meter.batches += instruction.batches
@@ -326,6 +354,12 @@ class StageRunner:
             self._tied.adopt()
         if self._leaf is not None:
             self._leaf.updated()
+        self._send_tied_weights()
+        if share is not None:
+            self.meter.rounds = share.rounds
+            share.updated(instruction.update + 1)
+
+    def _send_tied_weights(self) -> None:
         news = self._tied.weights_to_send()
         if news is not None and self.next is not None:
             message, tensors = news
@@ -356,11 +390,11 @@ class StageRunner:
         else:
             shape = structure.flatten(result, leaves, "the model's output")
             answer = messages.Result(batch=message.of.batch, structure=msgspec.json.encode(shape))
-        parcel = Parcel(answer, *self._copies.leave(leaves))
-        if not self._hand_back(parcel):
-            if parcel.ready is not None:
-                parcel.ready()
-            self._observer.result(answer, parcel.tensors)
+        left, ready = self._copies.leave(leaves)
+        if not self._hand_back(Parcel(answer, left, ready)):
+            if ready is not None:
+                ready()
+            self._observer.result(answer, left)
 
     def _obey(self, command: plan.CommandReady) -> None:
         self.window.paused()
@@ -368,27 +402,37 @@ class StageRunner:
         match command.name:
             case "epoch":
                 self._updater.epoch_ended()
+                if self.share is not None:
+                    self.share.epoch_ended()
                 if self._leaf is not None:
                     self._leaf.epoch_ended()
             case "validation" if self._leaf is not None:
                 metrics = self._leaf.validation_ended()
             case "reset" if self._leaf is not None:
                 self._leaf.forget()
+            case "average" if self.share is not None:
+                self.share.end()
             case "save":
                 self._saving.save(command.token)
             case _:
                 pass
         self._observer.obeyed(command.name, command.number)
+        order: Any = command.name
         if self.next is not None:
-            order: Any = command.name
             message = messages.Command(order=order, number=command.number, token=command.token)
             self.next.send(Parcel(message))
         else:
-            order = command.name
             self._reply(messages.Reply(order=order, number=command.number, metrics=metrics))
 
     def _reply(self, reply: messages.Reply) -> None:
         """Everybody behind this stage has done what was ordered."""
+        if reply.order == "average" and self.share is not None:
+            # Stages meet their counterparts at the same time, whichever is told first.
+            self.share.when_met(lambda: self._reply_done(reply))
+        else:
+            self._reply_done(reply)
+
+    def _reply_done(self, reply: messages.Reply) -> None:
         if reply.order == "epoch":
             metrics = {**self.meter.epoch(self._graph.stage, self._clock()), **reply.metrics}
             reply = msgspec.structs.replace(reply, metrics=metrics)

@@ -14,12 +14,15 @@ import time
 import uuid
 from collections.abc import Callable
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 import torch
 
 from ravnest.errors import PeerError, RavnestError, RunError
+from ravnest.provider.averaging.averager import Averager
+from ravnest.provider.averaging.settings import Averaging
+from ravnest.provider.document import RingDocument
 from ravnest.provider.inbox import Asked, Inbox, Ordered, Stop, Submitted
 from ravnest.provider.runner import StageRunner
 from ravnest.provider.stall import StallWatch
@@ -63,6 +66,18 @@ class Place:
         return self.previous is None
 
 
+@dataclass(frozen=True)
+class Rings:
+    """What this provider averages with other clusters, with whom, and how."""
+
+    documents: tuple[RingDocument, ...]
+    settings: Averaging
+
+    def peers(self, me: str) -> dict[str, Peer]:
+        members = (member for ring in self.documents for member in ring.members)
+        return {m.node: Peer(m.node, m.address) for m in members if m.node != me}
+
+
 @dataclass
 class _Waiters:
     """Those who wait for something that has not happened yet."""
@@ -86,6 +101,7 @@ class ProviderRuntime:
         patience: Patience | None = None,
         queue_limit: int = 8,
         on_batch: Callable[[messages.MicroBatch, float | None], None] | None = None,
+        rings: Rings | None = None,
         network_thread: NetworkThread | None = None,
     ) -> None:
         self.place = place
@@ -97,6 +113,9 @@ class ProviderRuntime:
         self._patience = patience or Patience()
         self._queue_limit = queue_limit
         self._on_batch = on_batch
+        self._rings = rings
+        self._ring_peers = {} if rings is None else rings.peers(place.node)
+        self._averager: Averager | None = None
         self._inbox = Inbox()
         self._shared_thread = network_thread
         self._network_thread = network_thread or NetworkThread()
@@ -134,7 +153,25 @@ class ProviderRuntime:
             raise
         self.runner.next = self._outlet(self.place.next)
         self.runner.previous = self._outlet(self.place.previous)
+        self._averager = self._make_averager(self.runner)
         self._compute.start()
+        if self._averager is not None:
+            self._averager.start()
+
+    def _make_averager(self, runner: StageRunner) -> Averager | None:
+        rings, endpoint = self._rings, self._endpoint
+        if rings is None or not rings.documents or runner.share is None:
+            return None
+        assert endpoint is not None
+        return Averager(
+            rings.documents,
+            runner.share,
+            rings.settings,
+            reach=lambda node: self._network_thread.call(endpoint.reach(node)),
+            on_compute_thread=lambda work: self._inbox.put(Asked(work)),
+            averaged=runner.averaged,
+            fail=self._fail,
+        )
 
     async def _connect(self) -> None:
         place = self.place
@@ -146,6 +183,9 @@ class ProviderRuntime:
             patience=self._patience,
         )
         await self._endpoint.listen(place.listen)
+        if self._rings is not None:
+            patience = replace(self._patience, connect_s=self._rings.settings.connect_s)
+            self._endpoint.welcome(self._ring_peers.values(), patience)
         if place.next is not None:
             self._links[place.next.node] = await self._endpoint.dial(place.next)
         if place.previous is not None:
@@ -159,6 +199,8 @@ class ProviderRuntime:
         if self._ended.is_set():
             return
         self._ended.set()
+        if self._averager is not None:
+            self._averager.stop()
         if self._compute.is_alive() and threading.current_thread() is not self._compute:
             self._inbox.put(Stop())
             self._compute.join(self.unheard_s)
@@ -207,11 +249,13 @@ class ProviderRuntime:
 
     def _awaited(self, runner: StageRunner) -> str | None:
         """What this provider cannot go on without."""
+        if runner.share is not None and runner.share.waits_for_others:
+            return None  # rounds have a time limit of their own
         if count := runner.schedule.in_flight:
             batches = "1 micro-batch" if count == 1 else f"{count} micro-batches"
             return f"the gradients of {batches} from {self.place.next}"
         with self._changed:
-            orders = [order for order, _ in self._waiters.replies]
+            orders = [order for order, _ in self._waiters.replies if order != "average"]
             results = len(self._waiters.results)
         if orders and self.place.next is not None:
             return f"{self.place.next} to carry out {orders[0]!r}"
@@ -247,6 +291,10 @@ class ProviderRuntime:
     def _happened(self, event: LinkEvent) -> None:
         """On the network thread. In line with everything else it is for the compute thread to hear;
         but that may be stuck in what it computes, and an end must reach the user all the same."""
+        if event.link.peer.node in self._ring_peers:
+            if self._averager is not None:
+                self._averager.happened(event)
+            return
         self._inbox.put(event)
         match event:
             case Lost() | Arrived(_, Parcel(messages.Failed())):
@@ -278,6 +326,8 @@ class ProviderRuntime:
                 asked.set_exception(error)
         self._training_over.set()
         self._told_goodbye.set()
+        if self._averager is not None:
+            self._averager.leave()
         if tell:
             self._tell(messages.Failed(node=self.place.node, reason=_text_of(error)))
 

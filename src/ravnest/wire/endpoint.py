@@ -7,7 +7,7 @@ import asyncio
 import logging
 import threading
 import uuid
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterable
 from concurrent.futures import Future
 from typing import Any, TypeVar
 
@@ -46,6 +46,8 @@ class Endpoint:
         self._limits = limits
         self._links: dict[str, Link] = {}
         self._expected: set[str] = set()
+        self._welcome: dict[str, Peer] = {}
+        self._welcome_patience = self._patience
 
     async def listen(self, address: str) -> None:
         await self._network.listen(address, self._greet)
@@ -63,14 +65,30 @@ class Endpoint:
         link.await_dial()
         return link
 
-    def _link(self, peer: Peer) -> Link:
+    def welcome(self, peers: Iterable[Peer], patience: Patience) -> None:
+        """Who may call at any time; a link is there from the first need of either side."""
+        self._welcome.update((peer.node, peer) for peer in peers)
+        self._welcome_patience = patience
+
+    async def reach(self, node: str) -> Link:
+        """The link to one who is welcome. Of two, the one whose name comes first dials."""
+        link = self._links.get(node)
+        if link is None:
+            link = self._link(self._welcome[node], self._welcome_patience)
+            if self._me.node < node:
+                link.dial(self._network)
+            else:
+                link.await_dial()
+        return link
+
+    def _link(self, peer: Peer, patience: Patience | None = None) -> Link:
         if peer.node in self._links:
             raise ValueError(f"there is a link to {peer.node} already")
         link = self._links[peer.node] = Link(
             self._me,
             peer,
             self._on_event,
-            patience=self._patience,
+            patience=patience or self._patience,
             window=self._window,
             limits=self._limits,
         )
@@ -92,7 +110,8 @@ class Endpoint:
             await refuse(stream, problem)
             return
         assert isinstance(hello, Hello)
-        await self._links[hello.node].adopt(stream, hello)
+        link = self._links.get(hello.node) or await self.reach(hello.node)
+        await link.adopt(stream, hello)
 
     def _problem_with(self, hello: Hello | Refused) -> str | None:
         if isinstance(hello, Refused):
@@ -103,7 +122,8 @@ class Endpoint:
                 f"{hello.node} belongs to run {hello.run!r}, {self._me.node} to another one; "
                 "start every provider from the same plan"
             )
-        if hello.node not in self._expected:
+        awaited = hello.node in self._welcome and hello.node < self._me.node
+        if hello.node not in self._expected and not awaited:
             return f"{self._me.node} does not expect a call from {hello.node}"
         return None
 

@@ -31,7 +31,7 @@ class Hello(_Typed, frozen=True, kw_only=True):
 
     protocol: int
     run: Name
-    """Plan and cluster; both sides must mean the same."""
+    """The plan; both sides must mean the same."""
     node: Name
     session: Name
     """Made anew by every process; another one than before means that the peer was restarted."""
@@ -130,7 +130,7 @@ class TotalNorm(_Typed, frozen=True, kw_only=True):
     squared_norm: float
 
 
-Order = Literal["flush", "epoch", "validation", "reset", "save", "done", "goodbye"]
+Order = Literal["flush", "epoch", "validation", "reset", "average", "save", "done", "goodbye"]
 
 
 class Command(_Typed, frozen=True, kw_only=True):
@@ -144,7 +144,7 @@ class Command(_Typed, frozen=True, kw_only=True):
     @property
     def ends_update(self) -> bool:
         """An update that has begun is made first, with the batches there are."""
-        return self.order in ("epoch", "flush")
+        return self.order in ("epoch", "flush", "average")
 
 
 class Reply(_Typed, frozen=True, kw_only=True):
@@ -162,23 +162,44 @@ Members = Annotated[tuple[Count, ...], Meta(max_length=100_000)]
 
 
 class RingWish(_Typed, frozen=True, kw_only=True):
-    """To the leader of a ring: this member wants a round, or has finished training."""
+    """To the leader of a ring: how this member stands."""
 
     ring: Count
     member: Count
-    finished: bool
+    after: Count
+    """The last round that it knows to be complete."""
+    due: bool
+    """It wants a round."""
+    stand: Literal["trains", "waits", "ended"]
+    """It stands still until the next round, or until the last one."""
+
+
+class RingShare(_Typed, frozen=True, kw_only=True):
+    """What a member brings to a round."""
+
+    member: Count
+    weight: float
+    layout: Count
+    """Digest of the names and shapes of what it averages."""
+    moments: Count
+    """The same of its optimizer's state; 0 if there is none to average."""
+    base: Count
+    """What it counts its change from; 0 if from nothing. Equal numbers mean equal values."""
 
 
 class RingCall(_Typed, frozen=True, kw_only=True):
-    """Goes around once and collects who takes part, and with which weight."""
+    """Goes around once and collects who takes part, and with what."""
 
     ring: Count
     round: Count
     leader: Count
-    members: Members
-    weights: tuple[float, ...]
+    fragment: Count
+    """Which part of the ring's tensors; 0 for all of them."""
+    shares: Annotated[tuple[RingShare, ...], Meta(max_length=100_000)]
+    still: bool
+    """Nobody trains meanwhile: all are to end with the same bytes."""
     last: bool
-    """Everybody has finished training: all are to end with the same bytes."""
+    """Everybody has finished training."""
 
 
 class RingBegin(_Typed, frozen=True, kw_only=True):
@@ -188,7 +209,17 @@ class RingBegin(_Typed, frozen=True, kw_only=True):
     round: Count
     members: Members
     weights: tuple[float, ...]
-    last: bool
+    moments: bool
+    """The optimizer's state is averaged too."""
+    changes: bool
+    """Changes since the common base travel, not the values themselves."""
+
+
+class RingGot(_Typed, frozen=True, kw_only=True):
+    """To the member before: everything it sent in this round has arrived."""
+
+    ring: Count
+    round: Count
 
 
 class RingCancel(_Typed, frozen=True, kw_only=True):
@@ -211,13 +242,16 @@ class RingChunk(_Typed, frozen=True, kw_only=True):
 
     ring: Count
     round: Count
-    wide: bool
-    """Of the vector of double precision."""
+    vector: Count
+    """Which of the vectors of this round, in the order that all members know."""
     is_mean: bool
     segment: Count
     chunk: Count
     passed: Count
     """Members whose share is in it, or who have the mean."""
+
+
+RingMessage = RingWish | RingCall | RingBegin | RingGot | RingCancel | RingGone | RingChunk
 
 
 # ---- at the end ------------------------------------------------------------------------------
@@ -241,21 +275,22 @@ Message = (
     | TotalNorm
     | Command
     | Reply
-    | RingWish
-    | RingCall
-    | RingBegin
-    | RingCancel
-    | RingGone
-    | RingChunk
+    | RingMessage
     | Failed
 )
 
 
 class TensorMeta(_Typed, frozen=True, kw_only=True):
-    """One tensor beside a message: how to read its bytes."""
+    """One tensor beside a message: how to read its bytes.
+
+    A packed tensor has none of its own. Its parts follow, each one a plain tensor.
+    """
 
     dtype: Name
     shape: Shape
+    codec: Name = ""
+    """How it was packed; empty for a plain tensor."""
+    parts: Annotated[int, Meta(ge=0, le=8)] = 0
 
 
 class Envelope(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):

@@ -6,8 +6,13 @@ import pytest
 import torch
 
 from ravnest.errors import WireError
-from ravnest.provider.averaging.exchange import Exchange
+from ravnest.provider.averaging.exchange import Exchange, Track
+from ravnest.provider.averaging.fragments import Fragment, divided
+from ravnest.provider.averaging.outer import Nesterov
 from ravnest.provider.averaging.vectors import Layout
+from ravnest.wire.codecs import codec_named
+
+PARAMETERS = ("weight", "half", "exact", "wave")
 
 
 def tensors(seed):
@@ -23,30 +28,44 @@ def tensors(seed):
     }
 
 
-def play(members, weights, *, keep_mean, chunk_bytes=64, seed=0):
-    """Returns every member's tensors after the round."""
+def tracks(layout, held):
+    vectors = layout.gather(held)
+    return vectors, [Track(v, n) for v, n in zip(vectors, layout.trained(), strict=True)]
+
+
+def exchanged(exchanges, seed=0):
+    """Let chunks travel in random order until all are done."""
     dice = random.Random(seed)
-    held = [tensors(seed + k) for k in range(members)]
-    layout = Layout.of(held[0])
-    exchanges = [
-        Exchange(3, 1, layout.gather(held[k]), k, weights, keep_mean=keep_mean,
-                 chunk_bytes=chunk_bytes)
-        for k in range(members)
-    ]  # fmt: skip
     links = [list(exchange.begin()) for exchange in exchanges]
+    sent = 0
     while any(links):
         sender = dice.choice([k for k, link in enumerate(links) if link])
         message, payload = links[sender].pop(0)
-        receiver = (sender + 1) % members
-        onward = exchanges[receiver].arrived(message, payload.clone())
+        sent += payload.nbytes
+        receiver = (sender + 1) % len(exchanges)
+        copy = payload.clone() if isinstance(payload, torch.Tensor) else payload
+        onward = exchanges[receiver].arrived(message, copy)
         if onward is not None:
             links[receiver].append(onward)
     assert all(exchange.is_done for exchange in exchanges)
-    for mine, exchange in zip(held, exchanges, strict=True):
-        if keep_mean:
-            layout.write(exchange.outcome, mine)
-        else:
-            layout.add(exchange.outcome, mine)
+    return sent
+
+
+def play(members, weights, *, still, chunk_bytes=64, seed=0, parameters=PARAMETERS):
+    """Returns every member's tensors after the round."""
+    held = [tensors(seed + k) for k in range(members)]
+    layout = Layout.of(held[0], parameters)
+    everybody = tuple(range(members))
+    found, exchanges = [], []
+    for k in everybody:
+        vectors, mine = tracks(layout, held[k])
+        found.append(vectors)
+        exchanges.append(
+            Exchange(3, 1, mine, everybody, weights, k, still=still, chunk_bytes=chunk_bytes)
+        )
+    exchanged(exchanges, seed)
+    for mine, vectors in zip(held, found, strict=True):
+        (layout.write if still else layout.apply)(vectors, mine)
     return held
 
 
@@ -63,12 +82,12 @@ def expected(members, weights, seed=0):
     return found
 
 
-@pytest.mark.parametrize("keep_mean", [True, False])
+@pytest.mark.parametrize("still", [True, False])
 @pytest.mark.parametrize("weights", [[1.0, 1.0], [3.0, 1.0, 2.0], [1.0, 5.0, 1.0, 0.0, 2.0]])
-def test_all_members_end_with_the_weighted_mean(weights, keep_mean):
+def test_all_members_end_with_the_weighted_mean(weights, still):
     members = len(weights)
     wanted = expected(members, weights)
-    for mine in play(members, weights, keep_mean=keep_mean):
+    for mine in play(members, weights, still=still):
         for name, value in wanted.items():
             loose = value.dtype is torch.bfloat16
             torch.testing.assert_close(
@@ -77,14 +96,16 @@ def test_all_members_end_with_the_weighted_mean(weights, keep_mean):
 
 
 def test_the_last_round_leaves_no_difference_at_all():
-    first, *others = play(4, [1.0, 2.0, 3.0, 4.0], keep_mean=True, seed=5)
+    first, *others = play(4, [1.0, 2.0, 3.0, 4.0], still=True, seed=5)
     for other in others:
         assert all(torch.equal(first[name], other[name]) for name in first)
 
 
 def test_a_chunk_of_another_size_is_refused():
     layout = Layout.of(tensors(0))
-    one, two = (Exchange(3, 1, layout.gather(tensors(k)), k, [1.0, 1.0]) for k in (0, 1))
+    one, two = (
+        Exchange(3, 1, tracks(layout, tensors(k))[1], (0, 1), [1.0, 1.0], k) for k in (0, 1)
+    )
     message, payload = next(one.begin())
     with pytest.raises(WireError, match="belongs"):
         two.arrived(message, payload[1:])
@@ -93,13 +114,144 @@ def test_a_chunk_of_another_size_is_refused():
 def test_not_a_number_and_infinity_reach_everybody():
     held = [{"w": torch.tensor([1.0, float("nan"), 2.0, float("inf")])}, {"w": torch.zeros(4)}]
     layout = Layout.of(held[0])
-    a, b = (Exchange(0, 1, layout.gather(held[k]), k, [1.0, 1.0], keep_mean=True) for k in (0, 1))
-    for source, target in ((a, b), (b, a)):
-        for message, payload in list(source.begin()):
-            onward = target.arrived(message, payload)
-            assert onward is not None
-            assert source.arrived(*onward) is None
-    for exchange in (a, b):
-        found = exchange.outcome.single
-        assert found.isnan().tolist() == [False, True, False, False]
-        assert found[3] == float("inf")
+    found = [tracks(layout, each) for each in held]
+    exchanges = [
+        Exchange(0, 1, mine, (0, 1), [1.0, 1.0], k, still=True) for k, (_, mine) in enumerate(found)
+    ]
+    exchanged(exchanges)
+    for vectors, _ in found:
+        assert vectors.single.isnan().tolist() == [False, True, False, False]
+        assert vectors.single[3] == float("inf")
+
+
+def test_statistics_take_the_mean_and_parameters_keep_what_they_learnt_meanwhile():
+    held = [
+        {"w": torch.tensor([1.0]), "var": torch.tensor([4.0])},
+        {"w": torch.tensor([3.0]), "var": torch.tensor([2.0])},
+    ]
+    layout = Layout.of(held[0], {"w"})
+    found = [tracks(layout, each) for each in held]
+    exchanged([Exchange(0, 1, mine, (0, 1), [1, 1], k) for k, (_, mine) in enumerate(found)])
+    held[0]["w"] += 0.5
+    held[0]["var"] *= 0.1
+    layout.apply(found[0][0], held[0])
+    assert held[0]["w"].item() == 2.5
+    assert held[0]["var"].item() == 3.0
+
+
+class Run:
+    """Several rounds of one vector, with random learning in between; all in one process."""
+
+    def __init__(self, members, *, codec=None, outer=None, elements=6000):
+        torch.manual_seed(1)
+        start = torch.randn(elements)
+        self.members = tuple(range(members))
+        self.values = [{"w": start.clone()} for _ in self.members]
+        self.layout = Layout.of(self.values[0], {"w"})
+        self.codec = codec
+        self.sent = 0
+        self.fragments = [
+            Fragment.starting_from(
+                self.layout, each, keeps_base=True, keeps_residual=codec is not None, outer=outer
+            )
+            for each in self.values
+        ]
+
+    def learn(self, size=0.01):
+        for each in self.values:
+            each["w"] += size * torch.randn_like(each["w"])
+
+    def round(self, number, *, still=False, weights=None):
+        weights = weights or [1.0] * len(self.members)
+        changes = len({fragment.base_id for fragment in self.fragments}) == 1
+        found, exchanges = [], []
+        for k in self.members:
+            fragment = self.fragments[k]
+            vectors = self.layout.gather(self.values[k])
+            found.append(vectors)
+            momentum = fragment.momenta[0] if fragment.momenta else None
+            residual = fragment.residual.single if fragment.residual else None
+            track = Track(vectors.single, self.layout.trained()[0], fragment.base.single, changes,
+                          residual, momentum, None if still else self.codec)  # fmt: skip
+            exchanges.append(
+                Exchange(0, number, [track], self.members, weights, k, still=still,
+                         chunk_bytes=4096)
+            )  # fmt: skip
+        self.sent = exchanged(exchanges)
+        for k in self.members:
+            apply = self.layout.write if still else self.layout.apply
+            apply(found[k], self.values[k])
+            self.fragments[k].completed(number, self.members, changes=changes)
+
+    def mean(self):
+        return torch.stack([each["w"].double() for each in self.values]).mean(0)
+
+
+def test_changes_since_a_common_base_give_the_same_mean():
+    run = Run(3)
+    for number in range(1, 5):
+        run.learn()
+        wanted = run.mean()
+        run.round(number)
+        for each in run.values:
+            torch.testing.assert_close(each["w"].double(), wanted, atol=1e-6, rtol=1e-6)
+        bases = [fragment.base.single for fragment in run.fragments]
+        assert all(torch.equal(base, bases[0]) for base in bases)
+
+
+def test_a_member_that_missed_a_round_finds_back():
+    run = Run(3)
+    run.learn()
+    run.fragments[1].failed()
+    wanted = run.mean()
+    run.round(1)
+    torch.testing.assert_close(run.values[1]["w"].double(), wanted, atol=1e-6, rtol=1e-6)
+    assert len({fragment.base_id for fragment in run.fragments}) == 1
+
+
+@pytest.mark.parametrize("name", ["fp16", "bf16", "int8", "int4", "topk"])
+@pytest.mark.parametrize("members", [2, 3])
+def test_compressed_rounds_keep_the_members_together_and_lose_nothing_for_good(name, members):
+    run = Run(members, codec=codec_named(name))
+    exact = Run(members)
+    for number in range(1, 41):
+        seed = torch.initial_seed() + number
+        for each in (run, exact):
+            torch.manual_seed(seed)
+            each.learn()
+            each.round(number)
+    assert run.sent < 0.6 * exact.sent
+    bases = [fragment.base.single for fragment in run.fragments]
+    assert all(torch.equal(base, bases[0]) for base in bases)
+    # What is missing is exactly what the members still remember to send.
+    remembered = sum(fragment.residual.single.double() for fragment in run.fragments)
+    torch.testing.assert_close(run.mean() + remembered, exact.mean(), atol=1e-5, rtol=1e-5)
+    moved = (exact.mean() - Run(members).mean()).norm()
+    assert (run.mean() - exact.mean()).norm() < (0.6 if name == "topk" else 0.05) * moved
+    run.round(41, still=True)
+    assert all(torch.equal(each["w"], run.values[0]["w"]) for each in run.values)
+
+
+def test_an_outer_optimizer_does_what_torch_does_on_the_mean_change():
+    rule = Nesterov(lr=0.7, momentum=0.9)
+    run = Run(3, outer=rule)
+    reference = torch.nn.Parameter(run.values[0]["w"].clone())
+    sgd = torch.optim.SGD([reference], lr=0.7, momentum=0.9, nesterov=True)
+    for number in range(1, 6):
+        run.learn()
+        reference.grad = reference.detach() - run.mean().float()
+        sgd.step()
+        run.round(number, still=number == 5)
+        for each in run.values:
+            torch.testing.assert_close(each["w"], reference.detach(), atol=1e-5, rtol=1e-5)
+    assert all(torch.equal(each["w"], run.values[0]["w"]) for each in run.values)
+
+
+@pytest.mark.parametrize("parts", [1, 2, 3, 7, 50])
+def test_names_are_divided_into_runs_of_about_equal_size(parts):
+    sizes = {f"t{k}": 10 + k % 3 for k in range(12)}
+    found = divided(sizes, parts)
+    assert [name for run in found for name in run] == list(sizes)
+    assert len(found) == min(parts, 12)
+    weights = [sum(sizes[name] for name in run) for run in found]
+    assert max(weights) - min(weights) <= 24

@@ -8,8 +8,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ravnest.provider.averaging.rollcall import Over, RollCall, Send, Skip, Start, TakeSnapshot
-from ravnest.wire.messages import RingBegin, RingCall, RingGone
+from ravnest.provider.averaging.rollcall import (
+    Over,
+    Release,
+    RollCall,
+    Send,
+    Skip,
+    Start,
+    TakeSnapshot,
+)
+from ravnest.wire.messages import RingBegin, RingCall, RingGone, RingShare
 
 ROUND_S = 20.0
 
@@ -27,10 +35,17 @@ class World:
     completed: list = field(default_factory=list)
     skipped: list = field(default_factory=list)
     over: dict = field(default_factory=dict)
+    released: dict = field(default_factory=dict)
+    layouts: dict = field(default_factory=dict)
+    blocking: bool = False
+    fragments: int = 1
 
     def __post_init__(self):
-        self.calls = [RollCall(0, k, self.members, ROUND_S) for k in range(self.members)]
-        self.agenda, self.count, self.arrival = [], 0, {}
+        self.calls = [
+            RollCall(0, k, self.members, round_s=ROUND_S, fragments=self.fragments)
+            for k in range(self.members)
+        ]
+        self.agenda, self.count, self.arrival, self.pace = [], 0, {}, {}
 
     def later(self, seconds, action):
         self.count += 1
@@ -51,16 +66,22 @@ class World:
             case Send(to, message):
                 assert to != member
                 self.send(member, to, message)
-            case TakeSnapshot(number):
+            case TakeSnapshot(number, _):
                 took = self.dice.uniform(0, 0.5)
                 self.later(took, lambda: self.snapshot(member, number))
-            case Start(number, members, weights, last):
+            case Start(number, _, members, weights, still, _, _):
                 assert len(members) == len(weights) == len(set(members))
                 assert member in members
                 assert self.started.setdefault((number, members[0]), members) == members
-                self.later(self.exchange_s, lambda: self.end(member, number, members, last))
+                self.later(self.exchange_s, lambda: self.end(member, number, members, still))
             case Skip(number, reason):
                 self.skipped.append((number, member, reason))
+            case Release(last):
+                if last:
+                    assert member not in self.released
+                    self.released[member] = self.now
+                else:
+                    self.train(member, *self.pace[member])
             case Over(reason):
                 assert member not in self.over
                 self.over[member] = reason
@@ -68,15 +89,17 @@ class World:
     def snapshot(self, member, number):
         current = self.calls[member]._round
         if current is not None and current.call.round == number:
-            self.tell(member, lambda c: c.snapshot_taken(1.0, self.now))
+            layout = self.layouts.get(member, 1)
+            share = RingShare(member=member, weight=1.0, layout=layout, moments=0, base=0)
+            self.tell(member, lambda c: c.snapshot_taken(share, self.now))
 
-    def end(self, member, number, members, last):
+    def end(self, member, number, members, still):
         """Chunks have been exchanged, unless one of the members died meanwhile."""
         current = self.calls[member]._round
         if member in self.dead or current is None or current.call.round != number:
             return
         if not self.dead & set(members):
-            self.completed.append((number, member, members, last))
+            self.completed.append((number, member, members, still))
             self.tell(member, lambda c: c.completed(self.now))
 
     def send(self, source, to, message):
@@ -104,11 +127,14 @@ class World:
                 )
 
     def train(self, member, every_s, until_s):
-        if self.now < until_s:
+        self.pace[member] = every_s, until_s
+        if self.now >= until_s:
+            self.tell(member, lambda c: c.ended(self.now))
+        elif self.blocking:
+            self.later(every_s, lambda: self.tell(member, lambda c: c.waits(self.now)))
+        else:
             self.tell(member, lambda c: c.due(self.now))
             self.later(every_s, lambda: self.train(member, every_s, until_s))
-        else:
-            self.tell(member, lambda c: c.finished(self.now))
 
     def run(self, until_s):
         while self.agenda and self.agenda[0][0] <= until_s:
@@ -141,10 +167,10 @@ def test_when_all_have_finished_there_is_one_last_round():
     for member, until_s in ((0, 50), (1, 120), (2, 80)):
         world.later(0, lambda m=member, s=until_s: world.train(m, 10, s))
     world.run(300)
-    last = [members for _, _, members, last in world.completed if last]
+    last = [members for _, _, members, still in world.completed if still]
     assert last == [(0, 1, 2)] * 3
-    assert set(world.over.values()) == {"training is finished"}
-    assert len(world.over) == 3
+    assert set(world.released) == {0, 1, 2}
+    assert min(world.released.values()) > 120
 
 
 @pytest.mark.parametrize("victim", [0, 1, 3])
@@ -157,7 +183,7 @@ def test_a_death_costs_a_round_and_not_the_others(victim):
     survivors = tuple(k for k in range(4) if k != victim)
     assert len(world.rounds(0, 1, 2, 3)) >= 3
     assert len(world.rounds(*survivors)) >= 10
-    assert {k: world.over[k] for k in survivors} == dict.fromkeys(survivors, "training is finished")
+    assert set(world.released) == set(survivors)
 
 
 def test_one_that_dies_in_the_last_round_does_not_keep_the_others_from_it():
@@ -176,15 +202,19 @@ def test_the_last_one_left_does_not_wait():
     world.run(200)
     assert not world.completed
     assert world.over == {1: "nobody else is left"}
+    assert set(world.released) == {1}
 
 
 def test_strange_messages_change_nothing():
-    call = RollCall(0, 1, 3, ROUND_S)
-    stray = RingCall(ring=0, round=7, leader=1, members=(1,), weights=(1.0,), last=False)
-    begin = RingBegin(ring=0, round=3, members=(0, 1), weights=(1.0, 1.0), last=True)
-    for message in (stray, begin, RingGone(ring=0, member=1), RingGone(ring=0, member=99)):
+    call = RollCall(0, 1, 3, round_s=ROUND_S)
+    stray = RingCall(ring=0, round=7, leader=1, fragment=0, shares=(), still=False, last=False)
+    begin = RingBegin(
+        ring=0, round=3, members=(0, 1), weights=(1.0, 1.0), moments=False, changes=False
+    )
+    for message in (stray, begin, RingGone(ring=0, member=99)):
         assert call.heard(message, 0.0) == []
-    assert call.snapshot_taken(1.0, 0.0) == []
+    share = RingShare(member=1, weight=1.0, layout=1, moments=0, base=0)
+    assert call.snapshot_taken(share, 0.0) == []
     assert call.is_idle
     assert call.alive == [0, 1, 2]
 
@@ -195,25 +225,93 @@ def test_strange_messages_change_nothing():
     st.integers(0, 10**6),
     st.lists(st.tuples(st.integers(0, 5), st.floats(0, 250)), max_size=3),
     st.floats(0.1, 15.0),
+    st.booleans(),
 )
-def test_nobody_is_stuck_whatever_happens(members, seed, deaths, exchange_s):
+def test_nobody_is_stuck_whatever_happens(members, seed, deaths, exchange_s, blocking):
     dice = random.Random(seed)
-    world = World(members, dice, exchange_s=exchange_s)
+    world = World(members, dice, exchange_s=exchange_s, blocking=blocking)
     for member in range(members):
         every_s, until_s = dice.uniform(3, 40), dice.uniform(100, 200)
         world.later(0, lambda m=member, s=every_s, u=until_s: world.train(m, s, u))
     for victim, at in deaths:
         if victim < members:
             world.later(at, lambda v=victim: world.die(v))
-    world.run(200 + 20 * ROUND_S)
+    world.run(300 + 40 * ROUND_S)
     survivors = set(range(members)) - world.dead
     for member in survivors:
         assert world.calls[member].is_idle
-        assert member in world.over
-    last = {members for number, _, members, last in world.completed if last}
+        assert member in world.released
+    last = {members for number, _, members, still in world.completed if still}
     if len(survivors) > 1:
         assert last
     if not deaths:
         assert last == {tuple(range(members))}
         # Real chunks come over the link that the next call comes over, and so before it.
         assert {reason for _, _, reason in world.skipped} <= {"another round was called"}
+
+
+def test_wishes_that_cross_do_not_make_two_rounds_of_one():
+    world = World(3, random.Random(4), exchange_s=2.0)
+    for member in range(3):
+        world.later(10, lambda m=member: world.tell(m, lambda c: c.due(world.now)))
+    world.run(100)
+    assert len(world.rounds(0, 1, 2)) == 1
+
+
+def test_in_blocking_rounds_nobody_trains_until_all_have_the_mean():
+    world = World(3, random.Random(6), blocking=True)
+    for member, (every_s, until_s) in enumerate(((5, 100), (9, 100), (7, 60))):
+        world.later(0, lambda m=member, s=every_s, u=until_s: world.train(m, s, u))
+    world.run(300)
+    assert not world.skipped
+    assert all(still for *_, still in world.completed)
+    # The slowest decides while it trains; one that has ended early takes part in all that follow.
+    assert 10 <= len(world.rounds(0, 1, 2)) <= 13
+    assert len(world.released) == 3
+
+
+def test_one_that_holds_other_tensors_is_noticed():
+    world = World(2, random.Random(7), layouts={1: 2})
+    world.later(0, lambda: world.tell(0, lambda c: c.due(world.now)))
+    world.run(50)
+    assert not world.completed
+    assert {reason for *_, reason in world.skipped} == {"the members do not hold the same tensors"}
+
+
+def test_whoever_leaves_is_not_waited_for():
+    world = World(3, random.Random(8))
+    for member in range(3):
+        world.later(0, lambda m=member: world.train(m, 10, 50))
+    world.later(22, lambda: world.tell(1, lambda c: c.leave(world.now)))
+    world.run(49)
+    assert world.over == {1: "this member has left"}
+    assert len(world.rounds(0, 2)) >= 2
+
+
+def test_one_that_the_others_have_given_up_does_not_wait_for_them():
+    world = World(3, random.Random(9))
+    for member in (0, 1, 2):
+        world.later(0, lambda m=member: world.train(m, 10, 50))
+    world.later(22, lambda: world.tell(0, lambda c: c.lost(1, world.now)))
+    world.run(100)
+    assert world.over == {1: "the other members have given this one up"}
+    assert set(world.released) == {0, 1, 2}
+
+
+def test_fragments_take_turns_and_the_last_round_has_all_of_them():
+    seen = []
+    world = World(2, random.Random(10), fragments=3)
+    obey = world.obey
+
+    def note(member, instruction):
+        if isinstance(instruction, Start) and member == 0:
+            seen.append(instruction.fragment)
+        obey(member, instruction)
+
+    world.obey = note
+    for member in range(2):
+        world.later(0, lambda m=member: world.train(m, 10, 65))
+    world.run(200)
+    assert seen[-1] == 0
+    assert set(seen[:3]) == {1, 2, 3}
+    assert seen[:3] == seen[3:6]

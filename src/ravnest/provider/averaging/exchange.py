@@ -2,51 +2,79 @@
 
 Every member's share is its weight over the sum of all, so the sum of the shares is the mean. The
 snapshot of this member is used up on the way: when a chunk's mean comes, its own share has long
-been added, and the difference (or, in the last round of a run, the mean itself) takes its place.
+been added, and what is to be applied takes its place.
+
+Either the values themselves travel, or, where all members have a base in common, the changes since
+then. Those are small and alike in size, so that they can be compressed; and what compression leaves
+out of a message is added by the same member in its next round, so that nothing is lost for good.
 """
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 import torch
 
 from ravnest.errors import WireError
 from ravnest.provider.averaging.course import Course, Division, Mean, Sum
-from ravnest.provider.averaging.vectors import Vectors
+from ravnest.provider.averaging.outer import Momentum
+from ravnest.wire.codecs import Codec, Packed, unpack
 from ravnest.wire.messages import RingChunk
 
 CHUNK_BYTES = 4 << 20
-Outgoing = tuple[RingChunk, torch.Tensor]
+Payload = torch.Tensor | Packed
+Outgoing = tuple[RingChunk, Payload]
+
+
+@dataclass(slots=True)
+class Track:
+    """One vector in one round."""
+
+    own: torch.Tensor
+    """The snapshot; chunk by chunk overwritten with what comes of it."""
+    trained: int = 0
+    """So many elements, the first ones, belong to parameters."""
+    base: torch.Tensor | None = None
+    changes: bool = False
+    """Changes since the base travel."""
+    residual: torch.Tensor | None = None
+    momentum: Momentum | None = None
+    codec: Codec | None = None
 
 
 class Exchange:
-    """From a snapshot to what the mean changes about it."""
+    """From snapshots to what is to be applied."""
 
     def __init__(
         self,
         ring: int,
         number: int,
-        snapshot: Vectors,
-        place: int,
+        tracks: Sequence[Track],
+        members: tuple[int, ...],
         weights: Sequence[float],
+        me: int,
         *,
-        keep_mean: bool = False,
+        still: bool = False,
         chunk_bytes: int = CHUNK_BYTES,
     ) -> None:
-        if not 0 <= place < len(weights):
-            raise ValueError(f"member {place} with weights {list(weights)}")
-        self.outcome = snapshot
-        """The snapshot, chunk by chunk overwritten with what comes of it."""
         self._ring, self._round = ring, number
+        self._tracks = tracks
+        place = members.index(me)
         # Where nobody has anything to say, all say the same.
         total = sum(weights)
         self._share = weights[place] / total if total > 0 else 1 / len(weights)
-        self._keep_mean = keep_mean
+        self._still = still
         self._divisions, self._courses = [], []
-        for vector in snapshot:
-            elements = max(1, chunk_bytes // vector.element_size())
-            division = Division(vector.numel(), len(weights), elements)
+        for track in tracks:
+            elements = max(1, chunk_bytes // track.own.element_size())
+            division = Division(track.own.numel(), len(members), elements)
             self._divisions.append(division)
             self._courses.append(Course(division, place))
+            if track.changes:
+                assert track.base is not None
+                track.own.sub_(track.base)
+                if track.momentum is not None:
+                    first, stop = division.segment((place + 1) % len(members))
+                    track.momentum.begin(members, first, stop, track.own.dtype)
 
     @property
     def is_done(self) -> bool:
@@ -54,43 +82,93 @@ class Exchange:
 
     def begin(self) -> Iterator[Outgoing]:
         """What this member sends out first."""
-        for wide, course in enumerate(self._courses):
+        for vector, course in enumerate(self._courses):
             for item in course.begin():
-                yield self._message(bool(wide), item), self._own(bool(wide), item) * self._share
+                start, stop = self._bounds(vector, item)
+                track = self._tracks[vector]
+                share = track.own[start:stop] * self._share
+                self._add_residual(track, start, share)
+                yield self._message(vector, item), self._packed(track, start, share)[0]
 
     @torch.no_grad()
-    def arrived(self, message: RingChunk, payload: torch.Tensor) -> Outgoing | None:
-        """A chunk of this round; what to send to the next member, if anything. `payload` is
-        written to."""
-        wide = message.wide
+    def arrived(self, message: RingChunk, payload: Payload) -> Outgoing | None:
+        """A chunk of this round; what to send to the next member, if anything. A tensor that comes
+        is written to."""
+        vector = message.vector
+        if vector >= len(self._tracks):
+            raise WireError(f"a chunk of vector {vector}, of which there are {len(self._tracks)}")
         item: Sum | Mean = (Mean if message.is_mean else Sum)(
             message.segment, message.chunk, message.passed
         )
-        step = self._courses[wide].arrived(item)
-        own = self._own(wide, item)
-        if payload.shape != own.shape or payload.dtype != own.dtype:
+        step = self._courses[vector].arrived(item)
+        track = self._tracks[vector]
+        start, stop = self._bounds(vector, item)
+        values = unpack(payload) if isinstance(payload, Packed) else payload
+        if values.shape != (stop - start,) or values.dtype != track.own.dtype:
             raise WireError(
-                f"a chunk of {payload.dtype}{list(payload.shape)} came where "
-                f"{own.dtype}{list(own.shape)} belongs"
+                f"a chunk of {values.dtype}{list(values.shape)} came where "
+                f"{track.own.dtype}[{stop - start}] belongs"
             )
         if step.add:
-            payload.add_(own, alpha=self._share)
+            values.add_(track.own[start:stop], alpha=self._share)
+            self._add_residual(track, start, values)
+            if step.finish:
+                self._finish(track, start, values)
+            payload, values = self._packed(track, start, values)
         if step.keep:
-            if self._keep_mean:
-                own.copy_(payload)
+            self._keep(track, start, values)
+        return None if step.onward is None else (self._message(vector, step.onward), payload)
+
+    def _finish(self, track: Track, start: int, mean: torch.Tensor) -> None:
+        if track.changes and track.momentum is not None:
+            trained = max(0, min(track.trained - start, mean.numel()))
+            track.momentum.step(start, mean[:trained])
+
+    def _packed(
+        self, track: Track, start: int, values: torch.Tensor
+    ) -> tuple[Payload, torch.Tensor]:
+        """The form in which they travel, and what others will make of it."""
+        if track.codec is None or not track.changes:
+            return values, values
+        packed = track.codec.pack(values)
+        if not isinstance(packed, Packed):
+            return values, values
+        arriving = unpack(packed)
+        if track.residual is not None:
+            track.residual[start : start + values.numel()].add_(values).sub_(arriving)
+        return packed, arriving
+
+    def _add_residual(self, track: Track, start: int, values: torch.Tensor) -> None:
+        if track.residual is not None and track.changes:
+            left_out = track.residual[start : start + values.numel()]
+            values.add_(left_out)
+            left_out.zero_()
+
+    def _keep(self, track: Track, start: int, mean: torch.Tensor) -> None:
+        stop = start + mean.numel()
+        own = track.own[start:stop]
+        agreed = mean
+        if track.base is not None:
+            agreed = track.base[start:stop]
+            if track.changes:
+                agreed.add_(mean)
             else:
-                torch.sub(payload, own, out=own)
-        return None if step.onward is None else (self._message(wide, step.onward), payload)
+                agreed.copy_(mean)
+        if self._still:
+            own.copy_(agreed)
+            return
+        trained = max(0, min(track.trained - start, mean.numel()))
+        torch.sub(mean[:trained], own[:trained], out=own[:trained])
+        own[trained:].copy_(agreed[trained:])
 
-    def _own(self, wide: bool, item: Sum | Mean) -> torch.Tensor:
-        start, stop = self._divisions[wide].chunk(item.segment, item.chunk)
-        return self.outcome[wide][start:stop]
+    def _bounds(self, vector: int, item: Sum | Mean) -> tuple[int, int]:
+        return self._divisions[vector].chunk(item.segment, item.chunk)
 
-    def _message(self, wide: bool, item: Sum | Mean) -> RingChunk:
+    def _message(self, vector: int, item: Sum | Mean) -> RingChunk:
         return RingChunk(
             ring=self._ring,
             round=self._round,
-            wide=wide,
+            vector=vector,
             is_mean=isinstance(item, Mean),
             segment=item.segment,
             chunk=item.chunk,

@@ -8,22 +8,35 @@ The leader is the first member that has not gone. Everybody takes part in every 
 has learnt since the last one, due or not, so nobody waits for slower clusters: they only weigh
 less. Members talk to their neighbours in the ring alone; what is meant for others is handed on.
 
+A member may also stand still: until the next round (blocking averaging), or because it has finished
+training. Once all stand still, a round leaves all of them with the same bytes; once all have
+finished it is the last one, and whoever waited for it is released. Nobody leaves such a round
+before the next member has got everything, so that what it sent is not lost with it.
+
 A member that is gone is passed over from then on, and everybody hears of it. It costs the round
 that was under way and nothing else, since what is applied at the end is the difference between the
-mean and one's own snapshot. Once all have finished training there is a last round, after which all
-hold the same bytes.
+mean and one's own snapshot.
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 from msgspec.structs import replace
 
-from ravnest.wire.messages import RingBegin, RingCall, RingCancel, RingGone, RingWish
+from ravnest.wire.messages import (
+    RingBegin,
+    RingCall,
+    RingCancel,
+    RingGone,
+    RingGot,
+    RingShare,
+    RingWish,
+)
 
-Message = RingWish | RingCall | RingBegin | RingCancel | RingGone
+Message = RingWish | RingCall | RingBegin | RingGot | RingCancel | RingGone
+Stand = Literal["trains", "waits", "ended"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +50,8 @@ class TakeSnapshot:
     """Keep the present values, at the next border between updates, and say `snapshot_taken`."""
 
     round: int
+    fragment: int
+    """0 for everything."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,9 +59,13 @@ class Start:
     """Exchange chunks with these members, of whom this is one."""
 
     round: int
+    fragment: int
     members: tuple[int, ...]
     weights: tuple[float, ...]
-    last: bool
+    still: bool
+    """Nobody trains: keep the mean itself."""
+    moments: bool
+    changes: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,50 +77,74 @@ class Skip:
 
 
 @dataclass(frozen=True, slots=True)
+class Release:
+    """Nothing to wait for any more."""
+
+    last: bool
+
+
+@dataclass(frozen=True, slots=True)
 class Over:
     """There will be no more rounds."""
 
     reason: str
 
 
-Instruction = Send | TakeSnapshot | Start | Skip | Over
-_State = Literal["idle", "snapshot", "called", "running", "over"]
+Instruction = Send | TakeSnapshot | Start | Skip | Release | Over
+_State = Literal["idle", "snapshot", "called", "running", "settling", "over"]
 
 
 @dataclass(slots=True)
 class _Round:
     call: RingCall
     deadline: float
+    next_has_all: bool = False
 
 
 class RollCall:
     """One member of one ring."""
 
-    def __init__(self, ring: int, me: int, members: int, round_s: float = 600.0) -> None:
+    def __init__(
+        self,
+        ring: int,
+        me: int,
+        members: int,
+        *,
+        round_s: float = 600.0,
+        fragments: int = 1,
+        names: Sequence[str] | None = None,
+    ) -> None:
         self.me = me
         self._ring = ring
         self._members = members
         self._round_s = round_s
+        self._fragments = fragments
+        self._names = names or [f"member {member}" for member in range(members)]
         self._gone: set[int] = set()
-        self._wants = False
-        """Somebody is due; known to the leader."""
         self._due = False
-        self._finished: set[int] = set()
+        self._stand: Stand = "trains"
+        self._wishes: dict[int, RingWish] = {}
+        """What members have said last; known to the leader."""
         self._state: _State = "idle"
         self._round: _Round | None = None
         self._last_number = 0
-
-    @property
-    def leader(self) -> int:
-        return min(member for member in range(self._members) if member not in self._gone)
+        self._complete = 0
 
     @property
     def alive(self) -> list[int]:
         return [member for member in range(self._members) if member not in self._gone]
 
     @property
+    def leader(self) -> int:
+        return self.alive[0]
+
+    @property
     def is_idle(self) -> bool:
         return self._state in ("idle", "over")
+
+    @property
+    def is_over(self) -> bool:
+        return self._state == "over"
 
     @property
     def wake_at(self) -> float | None:
@@ -111,7 +154,7 @@ class RollCall:
     @property
     def neighbours(self) -> set[int]:
         """With whom a link is needed."""
-        return {next(self._around(1)), next(self._around(-1))} - {self.me}
+        return {self._next, self._previous} - {self.me}
 
     # ---- events ----
 
@@ -120,23 +163,40 @@ class RollCall:
         self._due = True
         return self._wish(now)
 
-    def finished(self, now: float) -> list[Instruction]:
-        """This member has finished training."""
-        self._finished.add(self.me)
+    def waits(self, now: float) -> list[Instruction]:
+        """This member does nothing until the next round."""
+        if self._state == "over":
+            return [Release(last=False)]
+        self._stand = "waits"
         return self._wish(now)
 
-    def snapshot_taken(self, weight: float, now: float) -> list[Instruction]:
+    def ended(self, now: float) -> list[Instruction]:
+        """This member has finished training, and waits for the last round."""
+        if self._state == "over":
+            return [Release(last=True)]
+        self._stand = "ended"
+        return self._wish(now)
+
+    def leave(self, now: float) -> list[Instruction]:
+        """This member will not be there any more."""
+        if self._state == "over":
+            return []
+        found = [*self._to_neighbours(RingGone(ring=self._ring, member=self.me))]
+        if self._round is not None:
+            found += self._drop("this member leaves")
+        return [*found, *self._end("this member has left")]
+
+    def snapshot_taken(self, share: RingShare, now: float) -> list[Instruction]:
         current = self._round
         if self._state != "snapshot" or current is None:
             return []
-        call = current.call
-        current.call = replace(
-            call, members=(*call.members, self.me), weights=(*call.weights, weight)
-        )
+        current.call = replace(current.call, shares=(*current.call.shares, share))
         self._state = "called"
-        return [Send(next(self._around(1)), current.call)]
+        return [Send(self._next, current.call)]
 
     def heard(self, message: Message, now: float) -> list[Instruction]:
+        if self._state == "over":
+            return []
         match message:
             case RingWish():
                 return self._wished(message, now)
@@ -144,6 +204,8 @@ class RollCall:
                 return self._called(message, now)
             case RingBegin():
                 return self._begun(message, now)
+            case RingGot():
+                return self._next_got_all(message, now)
             case RingCancel():
                 return self._cancelled(message, now)
             case RingGone():
@@ -151,35 +213,40 @@ class RollCall:
 
     def lost(self, member: int, now: float) -> list[Instruction]:
         """A member cannot be reached, or is said to be gone."""
-        if member in self._gone or member == self.me or not 0 <= member < self._members:
+        if self._state == "over" or member in self._gone or not 0 <= member < self._members:
             return []
+        if member == self.me:
+            found = self._drop("the others go on alone") if self._round is not None else []
+            return [*found, *self._end("the other members have given this one up")]
         self._gone.add(member)
-        found = self._to_neighbours(RingGone(ring=self._ring, member=member))
+        gone = RingGone(ring=self._ring, member=member)
+        # It is told too: it may live, and is not to wait for those who have given it up.
+        found = [*self._to_neighbours(gone), Send(member, gone)]
         if self._round is not None:
-            found += self._cancel(f"member {member} is gone")
-        if len(self.alive) == 1 and self._state != "over":
-            self._state = "over"
-            return [*found, Over("nobody else is left")]
-        if self._due or self.me in self._finished:
+            found += self._cancel(f"{self._names[member]} is gone")
+        if len(self.alive) == 1:
+            return [*found, *self._end("nobody else is left")]
+        if self._due or self._stand != "trains":
             found += self._wish(now)  # it may have been under way there, or the leader is another
         return found + self._lead(now)
 
     def completed(self, now: float) -> list[Instruction]:
         """All chunks of the round are here."""
-        current, self._round = self._round, None
-        if current is None:
+        current = self._round
+        if current is None or self._state != "running":
             return []
-        if current.call.last:
-            self._state = "over"
-            return [Over("training is finished")]
-        self._state = "idle"
-        return self._lead(now)
+        self._complete = current.call.round
+        if not current.call.still:
+            return self._leave_round(now)
+        self._state = "settling"
+        got = RingGot(ring=self._ring, round=current.call.round)
+        return [Send(self._previous, got), *self._settle(now)]
 
     def failed(self, reason: str, now: float) -> list[Instruction]:
         """The exchange of chunks came to nothing."""
         if self._round is None:
             return []
-        return [*self._cancel(reason), *self._lead(now)]
+        return [*self._cancel(reason), *self._wish_again(now), *self._lead(now)]
 
     def tick(self, now: float) -> list[Instruction]:
         """Time has passed."""
@@ -190,33 +257,47 @@ class RollCall:
     # ---- wishes ----
 
     def _wish(self, now: float) -> list[Instruction]:
-        wish = RingWish(ring=self._ring, member=self.me, finished=self.me in self._finished)
-        return self._wished(wish, now)
+        if self._state == "over":
+            return []
+        return self._wished(
+            RingWish(
+                ring=self._ring,
+                member=self.me,
+                after=self._complete,
+                due=self._due,
+                stand=self._stand,
+            ),
+            now,
+        )
+
+    def _wish_again(self, now: float) -> list[Instruction]:
+        return self._wish(now) if self._due or self._stand != "trains" else []
 
     def _wished(self, wish: RingWish, now: float) -> list[Instruction]:
         if self.leader != self.me:
-            after = next(self._around(1))
-            return [] if after == wish.member else [Send(after, wish)]
-        self._wants = True
-        if wish.finished:
-            self._finished.add(wish.member)
+            return [] if self._next == wish.member else [Send(self._next, wish)]
+        self._wishes[wish.member] = wish
         return self._lead(now)
 
     def _lead(self, now: float) -> list[Instruction]:
         """Begin a round if there is reason to."""
-        all_finished = self._finished >= set(self.alive)
-        if self.leader != self.me or self._state != "idle" or not self._wants:
+        alive = self.alive
+        if self.leader != self.me or self._state != "idle" or len(alive) < 2:
             return []
-        if len(self.alive) < 2:
+        known = [self._wishes[member] for member in alive if member in self._wishes]
+        stands = {wish.stand for wish in known}
+        still = len(known) == len(alive) and "trains" not in stands
+        if not (still or any(wish.due for wish in known)):
             return []
-        self._wants = False
+        number = self._last_number + 1
         call = RingCall(
             ring=self._ring,
-            round=self._last_number + 1,
+            round=number,
             leader=self.me,
-            members=(),
-            weights=(),
-            last=all_finished,
+            fragment=0 if still or self._fragments == 1 else 1 + number % self._fragments,
+            shares=(),
+            still=still,
+            last=still and stands == {"ended"},
         )
         return self._prepare(call, now)
 
@@ -228,7 +309,7 @@ class RollCall:
             if current is None or self._state != "called" or current.call.round != call.round:
                 return []
             return self._begin(call, now)
-        if call.leader != self.leader:
+        if call.leader != self.leader or call.fragment > self._fragments:
             return []  # one of us knows more than the other; it comes again
         found: list[Instruction] = []
         if current is not None:  # the leader has given that one up
@@ -236,22 +317,25 @@ class RollCall:
         return found + self._prepare(call, now)
 
     def _prepare(self, call: RingCall, now: float) -> list[Instruction]:
-        if self._state == "over":
-            return []
         self._last_number = max(self._last_number, call.round)
         self._state = "snapshot"
         self._round = _Round(call, now + self._round_s)
-        return [TakeSnapshot(call.round)]
+        return [TakeSnapshot(call.round, call.fragment)]
 
     def _begin(self, call: RingCall, now: float) -> list[Instruction]:
-        if set(call.members) != set(self.alive) or not _usable(call.weights, len(call.members)):
+        members = tuple(share.member for share in call.shares)
+        weights = tuple(share.weight for share in call.shares)
+        if set(members) != set(self.alive) or not _usable(weights, len(members)):
             return self._cancel("not everybody has answered")
+        if len({share.layout for share in call.shares}) > 1:
+            return self._cancel("the members do not hold the same tensors")
         begin = RingBegin(
             ring=self._ring,
             round=call.round,
-            members=call.members,
-            weights=call.weights,
-            last=call.last,
+            members=members,
+            weights=weights,
+            moments=_all_the_same(share.moments for share in call.shares),
+            changes=_all_the_same(share.base for share in call.shares),
         )
         return self._begun(begin, now)
 
@@ -262,27 +346,61 @@ class RollCall:
         if self.me not in begin.members or not _usable(begin.weights, len(begin.members)):
             return self._cancel("it begins without this member")
         self._state, self._due = "running", False
-        current.call = replace(
-            current.call, members=begin.members, weights=begin.weights, last=begin.last
-        )
         current.deadline = now + self._round_s
-        after = next(self._around(1))
-        found: list[Instruction] = [] if after == begin.members[0] else [Send(after, begin)]
-        return [*found, Start(begin.round, begin.members, begin.weights, begin.last)]
+        found: list[Instruction] = []
+        if self._next != begin.members[0]:
+            found.append(Send(self._next, begin))
+        start = Start(
+            begin.round,
+            current.call.fragment,
+            begin.members,
+            begin.weights,
+            current.call.still,
+            begin.moments,
+            begin.changes,
+        )
+        return [*found, start]
 
     # ---- the end of a round ----
+
+    def _next_got_all(self, got: RingGot, now: float) -> list[Instruction]:
+        if self._round is None or self._round.call.round != got.round:
+            return []
+        self._round.next_has_all = True
+        return self._settle(now)
+
+    def _settle(self, now: float) -> list[Instruction]:
+        """A round of all that stand still is over when the next member has everything too."""
+        current = self._round
+        if self._state != "settling" or current is None or not current.next_has_all:
+            return []
+        return self._leave_round(now)
+
+    def _leave_round(self, now: float) -> list[Instruction]:
+        assert self._round is not None
+        call, self._round, self._state = self._round.call, None, "idle"
+        # What was said before this round is settled by it; some may have said something since.
+        for member, wish in list(self._wishes.items()):
+            if wish.after < call.round:
+                if wish.stand == "ended" and not call.last:
+                    self._wishes[member] = replace(wish, due=False)
+                else:
+                    del self._wishes[member]
+        free = self._stand == "waits" or (self._stand == "ended" and call.last)
+        return [*(self._released() if free else []), *self._lead(now)]
+
+    def _released(self) -> list[Instruction]:
+        last, self._stand = self._stand == "ended", "trains"
+        return [Release(last)]
 
     def _cancelled(self, cancel: RingCancel, now: float) -> list[Instruction]:
         if self._round is None or self._round.call.round != cancel.round:
             return []
-        return [*self._cancel(cancel.reason), *self._lead(now)]
+        return [*self._cancel(cancel.reason), *self._wish_again(now), *self._lead(now)]
 
     def _cancel(self, reason: str) -> list[Instruction]:
         assert self._round is not None
-        number = self._round.call.round
-        if self._round.call.last:  # nobody is going to ask for it again
-            self._wants = True
-        cancel = RingCancel(ring=self._ring, round=number, reason=reason)
+        cancel = RingCancel(ring=self._ring, round=self._round.call.round, reason=reason)
         return [*self._to_neighbours(cancel), *self._drop(reason)]
 
     def _drop(self, reason: str) -> list[Instruction]:
@@ -291,7 +409,20 @@ class RollCall:
         self._state = "idle"
         return [Skip(number, reason)]
 
+    def _end(self, reason: str) -> list[Instruction]:
+        self._state = "over"
+        released = self._released() if self._stand != "trains" else []
+        return [Over(reason), *released]
+
     # ---- who is there ----
+
+    @property
+    def _next(self) -> int:
+        return next(self._around(1))
+
+    @property
+    def _previous(self) -> int:
+        return next(self._around(-1))
 
     def _around(self, step: int) -> Iterator[int]:
         """Those who have not gone, from the next one on; oneself at the end."""
@@ -304,6 +435,12 @@ class RollCall:
         return [Send(member, message) for member in sorted(self.neighbours)]
 
 
-def _usable(weights: tuple[float, ...], members: int) -> bool:
+def _usable(weights: Sequence[float], members: int) -> bool:
     finite = all(math.isfinite(weight) and weight >= 0 for weight in weights)
     return finite and len(weights) == members
+
+
+def _all_the_same(numbers: Iterator[int]) -> bool:
+    """And not 0, which stands for nothing."""
+    found = set(numbers)
+    return len(found) == 1 and found != {0}

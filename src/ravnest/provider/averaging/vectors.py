@@ -3,79 +3,20 @@
 Everything that is averaged together lies in one vector of single precision, so that chunks do not
 care about tensors. What single precision cannot hold exactly (counters, doubles) goes into a second
 one of double precision. Means of whole numbers are rounded.
+
+Parameters come first in both. They go on being trained while a mean is made, so what is applied to
+them is a difference; everything else (statistics, counters, an optimizer's moments) takes the mean
+itself, because a difference added to a variance could make it negative.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
+import xxhash
 
 _WIDE = (torch.float64, torch.int64, torch.int32, torch.complex128)
-
-
-@dataclass(frozen=True)
-class Layout:
-    """Where each tensor lies; the same for all members, because names and shapes are."""
-
-    names: tuple[str, ...]
-    shapes: tuple[torch.Size, ...]
-    dtypes: tuple[torch.dtype, ...]
-
-    @classmethod
-    def of(cls, tensors: Mapping[str, torch.Tensor]) -> "Layout":
-        return cls(
-            tuple(tensors),
-            tuple(tensor.shape for tensor in tensors.values()),
-            tuple(tensor.dtype for tensor in tensors.values()),
-        )
-
-    def sizes(self) -> tuple[int, int]:
-        """Elements of the single and of the double vector."""
-        single = double = 0
-        for shape, dtype in zip(self.shapes, self.dtypes, strict=True):
-            if dtype in _WIDE:
-                double += _elements(shape, dtype)
-            else:
-                single += _elements(shape, dtype)
-        return single, double
-
-    def gather(self, tensors: Mapping[str, torch.Tensor]) -> "Vectors":
-        """The present values, copied."""
-        singles, doubles = self.sizes()
-        single = torch.empty(singles, dtype=torch.float32)
-        double = torch.empty(doubles, dtype=torch.float64)
-        vectors = Vectors(single, double)
-        for name, target in self._places(vectors):
-            target.copy_(_as_real(tensors[name].detach()).reshape(-1))
-        return vectors
-
-    @torch.no_grad()
-    def write(self, vectors: "Vectors", tensors: Mapping[str, torch.Tensor]) -> None:
-        """Put these values into the tensors."""
-        for name, value in self._places(vectors):
-            target = _as_real(tensors[name])
-            target.copy_(_for(target, value).view(target.shape))
-
-    @torch.no_grad()
-    def add(self, change: "Vectors", tensors: Mapping[str, torch.Tensor]) -> None:
-        """What a round changes, on top of what has happened since its snapshot."""
-        for name, value in self._places(change):
-            target = _as_real(tensors[name])
-            target.add_(_for(target, value).view(target.shape).to(target.device, target.dtype))
-
-    def _places(self, vectors: "Vectors") -> Sequence[tuple[str, torch.Tensor]]:
-        found = []
-        single = double = 0
-        for name, shape, dtype in zip(self.names, self.shapes, self.dtypes, strict=True):
-            count = _elements(shape, dtype)
-            if dtype in _WIDE:
-                found.append((name, vectors.double[double : double + count]))
-                double += count
-            else:
-                found.append((name, vectors.single[single : single + count]))
-                single += count
-        return found
 
 
 class Vectors(NamedTuple):
@@ -85,7 +26,90 @@ class Vectors(NamedTuple):
     double: torch.Tensor
 
 
-def _elements(shape: torch.Size, dtype: torch.dtype) -> int:
+@dataclass(frozen=True)
+class Layout:
+    """Where each tensor lies; the same for all members, because names and shapes are."""
+
+    names: tuple[str, ...]
+    shapes: tuple[torch.Size, ...]
+    dtypes: tuple[torch.dtype, ...]
+    parameters: int = 0
+    """So many of the names, the first ones, are trained."""
+
+    @classmethod
+    def of(cls, tensors: Mapping[str, torch.Tensor], parameters: Collection[str] = ()) -> "Layout":
+        first = [name for name in tensors if name in parameters]
+        names = [*first, *(name for name in tensors if name not in parameters)]
+        return cls(
+            tuple(names),
+            tuple(tensors[name].shape for name in names),
+            tuple(tensors[name].dtype for name in names),
+            len(first),
+        )
+
+    @property
+    def digest(self) -> int:
+        """Tells it from others; never 0."""
+        shapes = [tuple(shape) for shape in self.shapes]
+        return numbered(self.parameters, self.names, shapes, [str(dtype) for dtype in self.dtypes])
+
+    def sizes(self) -> tuple[int, int]:
+        """Elements of the single and of the double vector."""
+        return self._elements(len(self.names))
+
+    def trained(self) -> tuple[int, int]:
+        """Elements of both that belong to parameters; they come first."""
+        return self._elements(self.parameters)
+
+    def _elements(self, names: int) -> tuple[int, int]:
+        counts = [0, 0]
+        for shape, dtype in zip(self.shapes[:names], self.dtypes[:names], strict=True):
+            counts[dtype in _WIDE] += _count(shape, dtype)
+        return counts[0], counts[1]
+
+    def gather(self, tensors: Mapping[str, torch.Tensor]) -> Vectors:
+        """The present values, copied."""
+        singles, doubles = self.sizes()
+        vectors = Vectors(
+            torch.empty(singles, dtype=torch.float32), torch.empty(doubles, dtype=torch.float64)
+        )
+        for name, target in self._places(vectors):
+            target.copy_(_as_real(tensors[name].detach()).reshape(-1))
+        return vectors
+
+    @torch.no_grad()
+    def write(self, vectors: Vectors, tensors: Mapping[str, torch.Tensor]) -> None:
+        """Put these values into the tensors."""
+        for name, value in self._places(vectors):
+            _put(_as_real(tensors[name].data), value)
+
+    @torch.no_grad()
+    def apply(self, outcome: Vectors, tensors: Mapping[str, torch.Tensor]) -> None:
+        """What a round changes about parameters, on top of what has happened since its snapshot;
+        the mean of everything else."""
+        for number, (name, value) in enumerate(self._places(outcome)):
+            target = _as_real(tensors[name].data)
+            if number < self.parameters:
+                target.add_(value.view(target.shape).to(target.device, target.dtype))
+            else:
+                _put(target, value)
+
+    def _places(self, vectors: Vectors) -> Sequence[tuple[str, torch.Tensor]]:
+        found = []
+        starts = [0, 0]
+        for name, shape, dtype in zip(self.names, self.shapes, self.dtypes, strict=True):
+            wide, count = dtype in _WIDE, _count(shape, dtype)
+            found.append((name, vectors[wide][starts[wide] : starts[wide] + count]))
+            starts[wide] += count
+        return found
+
+
+def numbered(*facts: object) -> int:
+    """A number that stands for these facts wherever they are known; never 0."""
+    return 1 + xxhash.xxh3_64_intdigest(repr(facts).encode()) % (1 << 61)
+
+
+def _count(shape: torch.Size, dtype: torch.dtype) -> int:
     return shape.numel() * (2 if dtype.is_complex else 1)
 
 
@@ -93,5 +117,6 @@ def _as_real(tensor: torch.Tensor) -> torch.Tensor:
     return torch.view_as_real(tensor) if tensor.is_complex() else tensor
 
 
-def _for(target: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
-    return value if target.is_floating_point() else value.round()
+def _put(target: torch.Tensor, value: torch.Tensor) -> None:
+    exact = value if target.is_floating_point() else value.round()
+    target.copy_(exact.view(target.shape))

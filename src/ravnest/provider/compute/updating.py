@@ -116,11 +116,13 @@ class Updater:
         batches: float,
         in_place: bool,
         total_squared_norm: float | None = None,
+        then: Callable[[], None] | None = None,
     ) -> None:
         """One optimizer step with the mean over the batches; makes `version`.
 
         `update` counts over the run. Where this one makes up for several that had to wait, the
-        schedule goes on by as many steps: it is the same for all stages then.
+        schedule goes on by as many steps: it is the same for all stages then. `then` may change the
+        weights further, before anybody uses them.
         """
         if self.optimizer is None and self._owned:
             raise NodeError(
@@ -136,6 +138,8 @@ class Updater:
             nn.utils.clip_grad_value_(self._owned, self._settings.clip_value)
         if self.optimizer is not None and self._are_usable(gradients):
             self.optimizer.step()
+        if then is not None:
+            then()
         for parameter in self._owned:  # those of copies are under way to their owner, or will be
             parameter.grad = None
         self._versions.finish_update(version, in_place=in_place)

@@ -1,0 +1,237 @@
+"""The thread on which a provider averages with other clusters, beside training.
+
+    compute thread ──► due, ended, snapshots ──►┐                 ┌──► apply ──► compute thread
+    network thread ──► what members send ──────►│ averager thread │
+                                                └─────────────────┴──► what members are sent
+
+It owns the rings of this provider, all of which may be in a round at once. Members that are lost
+cost rounds; only what goes wrong on this side ends the run.
+"""
+
+import logging
+import queue
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+
+from ravnest.errors import RavnestError, RunError, WireError
+from ravnest.provider.averaging.fragments import Fragment, divided
+from ravnest.provider.averaging.pacing import Pacer
+from ravnest.provider.averaging.ring import RingPlace, Surroundings
+from ravnest.provider.averaging.settings import Averaging
+from ravnest.provider.averaging.share import Outcome, Share, Snapshot
+from ravnest.provider.averaging.vectors import Layout
+from ravnest.provider.document import RingDocument
+from ravnest.wire.codecs import Codec
+from ravnest.wire.encoding import Parcel
+from ravnest.wire.link import Arrived, Link, LinkEvent, Lost, Up
+from ravnest.wire.messages import RingMessage
+
+logger = logging.getLogger("ravnest.averaging")
+_LAST_WORDS_S = 5.0
+
+
+class Averager:
+    """All rings of one provider."""
+
+    def __init__(
+        self,
+        rings: Sequence[RingDocument],
+        share: Share,
+        settings: Averaging,
+        *,
+        reach: Callable[[str], Link],
+        on_compute_thread: Callable[[Callable[[], None]], None],
+        averaged: Callable[[Outcome], None],
+        fail: Callable[[RavnestError], None],
+        codec_for: Callable[[Link], Codec | None] = lambda link: None,
+        compresses: bool = False,
+    ) -> None:
+        self._share = share
+        self._reach = reach
+        self._on_compute_thread = on_compute_thread
+        self._fail = fail
+        self._inbox: queue.SimpleQueue[LinkEvent | Callable[[], None]] = queue.SimpleQueue()
+        self._links: dict[str, Link] = {}
+        self._outbox: deque[tuple[str, Parcel]] = deque()
+        mbps = settings.most_mbps
+        self._pacer = None if mbps is None else Pacer(mbps * 1e6 / 8)
+        self._stopping = False
+        around = Surroundings(
+            send=self._send,
+            take_snapshot=self._take_snapshot,
+            apply=lambda outcome: on_compute_thread(lambda: averaged(outcome)),
+            skipped=lambda ring: on_compute_thread(lambda: share.skipped(ring)),
+            released=lambda ring, last: on_compute_thread(lambda: share.released(ring, last=last)),
+            codec_for=lambda node: codec_for(self._link(node)),
+        )
+        self._rings = {
+            ring.id: self._place(ring, settings, around, compresses=compresses) for ring in rings
+        }
+        share.ears = self
+        self._thread = threading.Thread(target=self._serve, name="ravnest-averager", daemon=True)
+
+    def _place(
+        self, ring: RingDocument, settings: Averaging, around: Surroundings, *, compresses: bool
+    ) -> RingPlace:
+        tensors = self._share.tensors(ring.names)
+        parameters = set(self._share.parameter_names(ring.names))
+        sizes = {name: tensor.nbytes for name, tensor in tensors.items()}
+        fragments = []
+        for names in divided(sizes, settings.fragments):
+            some = {name: tensors[name] for name in names}
+            fragments.append(
+                Fragment.starting_from(
+                    Layout.of(some, parameters),
+                    some,
+                    keeps_base=compresses or settings.outer is not None,
+                    keeps_residual=compresses,
+                    outer=settings.outer,
+                )
+            )
+        self._share.add_ring(ring.id, [fragment.layout for fragment in fragments])
+        return RingPlace(ring, fragments, around, round_s=settings.round_s, wait_s=settings.wait_s)
+
+    # ---- from other threads ----
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def happened(self, event: LinkEvent) -> None:
+        """On the network thread."""
+        self._inbox.put(event)
+
+    def due(self, ring: int) -> None:
+        self._inbox.put(self._rings[ring].due)
+
+    def waits(self) -> None:
+        self._inbox.put(lambda: self._each(RingPlace.waits))
+
+    def ended(self) -> None:
+        self._inbox.put(lambda: self._each(RingPlace.ended))
+
+    def leave(self) -> None:
+        """Say goodbye to the members, and end."""
+        self._inbox.put(self._leave)
+
+    def stop(self) -> None:
+        """The same, and wait until it is said."""
+        self.leave()
+        if self._thread.is_alive() and threading.current_thread() is not self._thread:
+            self._thread.join(_LAST_WORDS_S)
+
+    # ---- the thread ----
+
+    def _serve(self) -> None:
+        try:
+            self._each(self._connect)
+            while not self._stopping:
+                self._take()
+                self._let_go()
+        except Exception as error:
+            self._leave()
+            logger.debug("averaging failed", exc_info=True)
+            self._fail(error if isinstance(error, RavnestError) else _wrapped(error))
+        finally:
+            self._let_go(all_of_it=True)
+
+    def _take(self) -> None:
+        now = time.monotonic()
+        times = [ring.wake_at for ring in self._rings.values() if ring.wake_at is not None]
+        waits = [max(0.0, at - now) for at in times]
+        if self._outbox and self._pacer is not None:
+            waits.append(self._pacer.wait_s(now))
+        try:
+            # Zero would not wait at all, and is not a wait for ever.
+            item = self._inbox.get(timeout=max(min(waits), 1e-4) if waits else None)
+        except queue.Empty:
+            for ring in self._rings.values():
+                if ring.wake_at is not None and ring.wake_at <= time.monotonic():
+                    ring.tick()
+            return
+        match item:
+            case Arrived(link, parcel):
+                try:
+                    self._arrived(link, parcel)
+                finally:
+                    link.consumed()
+            case Lost(link, error):
+                self._lost(link.peer.node, str(error))
+            case Up(link):
+                logger.info("averaging with %s", link.peer)
+            case _:
+                item()
+
+    def _arrived(self, link: Link, parcel: Parcel) -> None:
+        message = parcel.message
+        try:
+            if not isinstance(message, RingMessage) or message.ring not in self._rings:
+                raise WireError(f"a {type(message).__name__} that no ring knows of")
+            ring = self._rings[message.ring]
+            ring.heard(link.peer.node, parcel)
+            self._connect(ring)
+        except WireError as error:  # whatever it was, that member cannot be relied on
+            self._lost(link.peer.node, f"it sent something unusable: {error}")
+
+    def _lost(self, node: str, reason: str) -> None:
+        for ring in self._rings.values():
+            ring.lost(node, reason)
+            self._connect(ring)
+
+    def _leave(self) -> None:
+        self._stopping = True
+        self._each(RingPlace.leave)
+
+    def _each(self, do: Callable[[RingPlace], None]) -> None:
+        for ring in self._rings.values():
+            do(ring)
+
+    # ---- links ----
+
+    def _connect(self, ring: RingPlace) -> None:
+        """Neighbours change when members are lost."""
+        for node in ring.neighbours:
+            self._link(node)
+
+    def _link(self, node: str) -> Link:
+        if node not in self._links:
+            self._links[node] = self._reach(node)
+        return self._links[node]
+
+    def _send(self, node: str, parcel: Parcel) -> None:
+        if self._pacer is None:
+            self._link(node).send(parcel)
+        else:
+            self._outbox.append((node, parcel))
+
+    def _let_go(self, *, all_of_it: bool = False) -> None:
+        """Send what waits, as fast as is allowed; words do not overtake chunks."""
+        while self._outbox and self._pacer is not None:
+            if not all_of_it and self._pacer.wait_s(time.monotonic()) > 0:
+                return
+            node, parcel = self._outbox.popleft()
+            self._pacer.sent(_size(parcel), time.monotonic())
+            self._link(node).send(parcel)
+
+    # ---- the compute thread ----
+
+    def _take_snapshot(self, ring: int, number: int, fragments: tuple[int, ...]) -> None:
+        def take() -> None:
+            snapshot = self._share.snapshot(ring, fragments)
+            self._inbox.put(lambda: self._taken(ring, number, snapshot))
+
+        self._on_compute_thread(take)
+
+    def _taken(self, ring: int, number: int, snapshot: Snapshot) -> None:
+        self._rings[ring].snapshot_taken(number, snapshot)
+
+
+def _wrapped(error: Exception) -> RunError:
+    wrapped = RunError(f"averaging failed: {type(error).__name__}: {error}")
+    wrapped.__cause__ = error
+    return wrapped
+
+
+def _size(parcel: Parcel) -> int:
+    return sum(tensor.nbytes for tensor in parcel.tensors)

@@ -1,0 +1,77 @@
+"""A ring's tensors in parts that are averaged in turn, and what is remembered about each."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+from ravnest.provider.averaging.outer import Momentum, Nesterov
+from ravnest.provider.averaging.vectors import Layout, Vectors, numbered
+
+
+def divided(sizes: Mapping[str, int], parts: int) -> list[list[str]]:
+    """Names in order, in so many runs of about equal size; fewer if there are fewer names."""
+    parts = max(1, min(parts, len(sizes)))
+    total = sum(sizes.values())
+    found: list[list[str]] = [[]]
+    passed = 0
+    for position, (name, size) in enumerate(sizes.items()):
+        left = len(sizes) - position
+        full = passed + size / 2 > total * len(found) / parts
+        if found[-1] and len(found) < parts and (full or left == parts - len(found)):
+            found.append([])
+        found[-1].append(name)
+        passed += size
+    return found
+
+
+@dataclass
+class Fragment:
+    """One of them. Lives on the averager's thread; only `layout` is looked at elsewhere."""
+
+    layout: Layout
+    base: Vectors | None = None
+    """What changes are counted from: equal bytes for all members with the same `base_id`."""
+    base_id: int = 0
+    residual: Vectors | None = None
+    """What compression has left out so far of what this member was to send."""
+    momenta: list[Momentum] = field(default_factory=list)
+
+    @classmethod
+    def starting_from(
+        cls,
+        layout: Layout,
+        tensors: Mapping[str, torch.Tensor],
+        *,
+        keeps_base: bool,
+        keeps_residual: bool,
+        outer: Nesterov | None,
+    ) -> "Fragment":
+        if not keeps_base:
+            return cls(layout)
+        base = layout.gather(tensors)
+        zeros: Callable[[torch.Tensor], torch.Tensor] = torch.zeros_like
+        residual = Vectors(*map(zeros, base)) if keeps_residual else None
+        momenta = [] if outer is None else [Momentum(outer) for _ in base]
+        return cls(layout, base, numbered("the plan", layout.digest), residual, momenta)
+
+    def completed(self, number: int, members: Sequence[int], *, changes: bool) -> None:
+        """A round of this fragment is over, and the base is what it has agreed upon."""
+        if self.base is None:
+            return
+        before = self.base_id if changes else 0
+        self.base_id = numbered(before, self.layout.digest, number, *members)
+        if not changes:
+            self._begin_anew()
+
+    def failed(self) -> None:
+        """A round has come to nothing: the base may be half changed."""
+        if self.base is not None:
+            self.base_id = 0
+            self._begin_anew()
+
+    def _begin_anew(self) -> None:
+        for momentum in self.momenta:
+            momentum.forget()
+        for vector in self.residual or ():
+            vector.zero_()

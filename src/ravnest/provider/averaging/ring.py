@@ -1,0 +1,289 @@
+"""One ring, as one provider sees it: does what the roll call says. On the averager's thread."""
+
+import logging
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from ravnest.errors import RunError, WireError
+from ravnest.provider.averaging.exchange import Exchange, Payload, Track
+from ravnest.provider.averaging.fragments import Fragment
+from ravnest.provider.averaging.rollcall import (
+    Instruction,
+    Over,
+    Release,
+    RollCall,
+    Send,
+    Skip,
+    Start,
+    TakeSnapshot,
+)
+from ravnest.provider.averaging.share import Outcome, Snapshot
+from ravnest.provider.averaging.vectors import numbered
+from ravnest.provider.document import RingDocument
+from ravnest.wire.codecs import Codec
+from ravnest.wire.encoding import Parcel
+from ravnest.wire.messages import RingChunk, RingMessage, RingShare
+
+logger = logging.getLogger("ravnest.averaging")
+
+
+@dataclass(frozen=True)
+class Surroundings:
+    """What a ring has others do."""
+
+    send: Callable[[str, Parcel], None]
+    """To a member, by its node's name."""
+    take_snapshot: Callable[[int, int, tuple[int, ...]], None]
+    """Of a ring, for a round: these fragments."""
+    apply: Callable[[Outcome], None]
+    skipped: Callable[[int], None]
+    released: Callable[[int, bool], None]
+    codec_for: Callable[[str], Codec | None]
+    """How chunks to that node are to be compressed."""
+
+
+@dataclass
+class _Round:
+    number: int
+    fragments: tuple[int, ...]
+    began: float
+    snapshot: Snapshot | None = None
+    start: Start | None = None
+    exchange: Exchange | None = None
+
+
+class RingPlace:
+    """This provider's place in one ring."""
+
+    def __init__(
+        self,
+        document: RingDocument,
+        fragments: Sequence[Fragment],
+        around: Surroundings,
+        *,
+        round_s: float,
+        wait_s: float,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.id = document.id
+        self.fragments = fragments
+        self.skips = 0
+        self._members = document.members
+        self._around = around
+        self._clock = clock
+        self._wait_s = wait_s
+        self._wait_ends: float | None = None
+        self._round: _Round | None = None
+        self._roll = RollCall(
+            document.id,
+            document.place,
+            len(document.members),
+            round_s=round_s,
+            fragments=len(fragments),
+            names=[f"{m.node} (cluster {m.cluster})" for m in document.members],
+        )
+        self._places = {member.node: k for k, member in enumerate(document.members)}
+
+    @property
+    def wake_at(self) -> float | None:
+        times = [at for at in (self._roll.wake_at, self._wait_ends) if at is not None]
+        return min(times, default=None)
+
+    @property
+    def neighbours(self) -> list[str]:
+        return [self._members[place].node for place in sorted(self._roll.neighbours)]
+
+    # ---- events ----
+
+    def due(self) -> None:
+        self._do(self._roll.due(self._clock()))
+
+    def waits(self) -> None:
+        self._wait_ends = self._clock() + self._wait_s
+        self._do(self._roll.waits(self._clock()))
+
+    def ended(self) -> None:
+        self._wait_ends = self._clock() + self._wait_s
+        self._do(self._roll.ended(self._clock()))
+
+    def leave(self) -> None:
+        self._do(self._roll.leave(self._clock()))
+
+    def lost(self, node: str, reason: str) -> None:
+        place = self._places.get(node)
+        if place is not None and place in self._roll.alive and not self._roll.is_over:
+            logger.warning("ring %d goes on without %s: %s", self.id, node, reason)
+            self._do(self._roll.lost(place, self._clock()))
+
+    def tick(self) -> None:
+        now = self._clock()
+        if self._wait_ends is not None and now >= self._wait_ends:
+            logger.warning(
+                "ring %d: other clusters were waited for %g s; going on without them",
+                self.id,
+                self._wait_s,
+            )
+            self._do(self._roll.leave(now))
+        self._do(self._roll.tick(now))
+
+    def heard(self, source: str, parcel: Parcel) -> None:
+        message = parcel.message
+        assert isinstance(message, RingMessage)
+        if not isinstance(message, RingChunk):
+            self._do(self._roll.heard(message, self._clock()))
+            return
+        current = self._round
+        if current is None or current.exchange is None or current.number != message.round:
+            return  # of a round that has been given up here
+        if len(parcel.tensors) != 1:
+            raise WireError(f"a chunk with {len(parcel.tensors)} tensors")
+        onward = current.exchange.arrived(message, parcel.tensors[0])
+        if onward is not None:
+            self._pass_on(*onward)
+        self._look_whether_done(current)
+
+    def snapshot_taken(self, number: int, snapshot: Snapshot) -> None:
+        current = self._round
+        if current is None or current.number != number:
+            return
+        self._check(snapshot, current.fragments)
+        current.snapshot = snapshot
+        layouts = [self.fragments[k].layout.digest for k in current.fragments]
+        bases = [self.fragments[k].base_id for k in current.fragments]
+        moments = [layout.digest for layout, _ in snapshot.moments if layout.names]
+        share = RingShare(
+            member=self._roll.me,
+            weight=snapshot.weight,
+            layout=numbered(*layouts),
+            moments=numbered(*moments) if moments else 0,
+            base=numbered(*bases) if all(bases) else 0,
+        )
+        self._do(self._roll.snapshot_taken(share, self._clock()))
+
+    def _check(self, snapshot: Snapshot, fragments: Sequence[int]) -> None:
+        """A cluster that has gone astray ends here, and does not lead the others astray."""
+        for number, vectors in zip(fragments, snapshot.vectors, strict=True):
+            layout = self.fragments[number].layout
+            for vector, trained in zip(vectors, layout.trained(), strict=True):
+                if trained and not torch.stack(torch.aminmax(vector[:trained])).isfinite().all():
+                    raise RunError(
+                        f"after {snapshot.updates} updates there are weights that are not finite "
+                        f"(NaN or infinite) among {layout.names[0]!r} and those after it; they are "
+                        "not averaged with other clusters. A lower learning rate, "
+                        "clip_grad_norm=1.0 or a look at the data may help"
+                    )
+
+    # ---- instructions ----
+
+    def _do(self, instructions: Iterable[Instruction]) -> None:
+        for instruction in instructions:
+            match instruction:
+                case Send(to, message):
+                    self._around.send(self._members[to].node, Parcel(message))
+                case TakeSnapshot(number, fragment):
+                    chosen = range(len(self.fragments)) if fragment == 0 else (fragment - 1,)
+                    self._round = _Round(number, tuple(chosen), self._clock())
+                    self._around.take_snapshot(self.id, number, tuple(chosen))
+                case Start():
+                    self._start(instruction)
+                case Skip(number, reason):
+                    self._skip(number, reason)
+                case Release(last):
+                    self._wait_ends = None
+                    self._around.released(self.id, last)
+                case Over(reason):
+                    logger.info("ring %d: no more rounds, %s", self.id, reason)
+
+    def _start(self, start: Start) -> None:
+        current = self._round
+        assert current is not None
+        assert current.snapshot is not None
+        current.start = start
+        current.exchange = Exchange(
+            self.id,
+            start.round,
+            self._tracks(current.snapshot, start, current.fragments),
+            start.members,
+            start.weights,
+            self._roll.me,
+            still=start.still,
+        )
+        for message, payload in current.exchange.begin():
+            self._pass_on(message, payload)
+        self._look_whether_done(current)
+
+    def _tracks(self, snapshot: Snapshot, start: Start, fragments: Sequence[int]) -> list[Track]:
+        after = start.members[(start.members.index(self._roll.me) + 1) % len(start.members)]
+        codec = None if start.still else self._around.codec_for(self._members[after].node)
+        tracks = []
+        for number, vectors in zip(fragments, snapshot.vectors, strict=True):
+            fragment = self.fragments[number]
+            for k, trained in enumerate(fragment.layout.trained()):
+                tracks.append(
+                    Track(
+                        vectors[k],
+                        trained,
+                        base=None if fragment.base is None else fragment.base[k],
+                        changes=start.changes,
+                        residual=None if fragment.residual is None else fragment.residual[k],
+                        momentum=fragment.momenta[k] if fragment.momenta else None,
+                        codec=codec,
+                    )
+                )
+        if start.moments:
+            tracks += [Track(vector) for _, vectors in snapshot.moments for vector in vectors]
+        return tracks
+
+    def _pass_on(self, message: RingChunk, payload: Payload) -> None:
+        current = self._round
+        assert current is not None
+        assert current.start is not None
+        members = current.start.members
+        after = members[(members.index(self._roll.me) + 1) % len(members)]
+        self._around.send(self._members[after].node, Parcel(message, (payload,)))
+
+    def _look_whether_done(self, current: _Round) -> None:
+        if current.exchange is None or not current.exchange.is_done:
+            return
+        start, snapshot = current.start, current.snapshot
+        assert start is not None
+        assert snapshot is not None
+        self._round = None
+        parts = []
+        for number, vectors in zip(current.fragments, snapshot.vectors, strict=True):
+            fragment = self.fragments[number]
+            fragment.completed(start.round, start.members, changes=start.changes)
+            parts.append((fragment.layout, vectors))
+        logger.info(
+            "ring %d: round %d of %d clusters in %.2f s",
+            self.id,
+            start.round,
+            len(start.members),
+            self._clock() - current.began,
+        )
+        self._around.apply(
+            Outcome(
+                self.id,
+                current.fragments,
+                tuple(parts),
+                snapshot.moments if start.moments else (),
+                start.still,
+                snapshot.samples,
+                snapshot.updates,
+            )
+        )
+        self._do(self._roll.completed(self._clock()))
+
+    def _skip(self, number: int, reason: str) -> None:
+        current = self._round
+        if current is not None and current.number == number:
+            if current.exchange is not None:
+                for fragment in current.fragments:
+                    self.fragments[fragment].failed()
+            self._round = None
+        self.skips += 1
+        logger.warning("ring %d: round %d is skipped: %s", self.id, number, reason)
+        self._around.skipped(self.id)

@@ -1,0 +1,38 @@
+"""How a provider averages with the other clusters."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from ravnest.provider.averaging.outer import Nesterov
+
+
+@dataclass(frozen=True, kw_only=True)
+class Averaging:
+    """What the user may say about rounds; the same for all providers of a run."""
+
+    mode: Literal["background", "blocking"] = "background"
+    """`background`: training goes on while a mean is made. `blocking`: all clusters stop at the
+    same number of updates, wait for each other, and go on from the same weights."""
+    outer: Nesterov | None = None
+    """An optimizer over rounds; None takes the plain mean."""
+    fragments: int = 1
+    """Into so many parts a ring's tensors are divided, which are averaged in turn: as many times
+    the rounds, each with so much less to send."""
+    most_mbps: float | None = None
+    """What rounds may send at most, in Mbit/s; None for as much as the links carry."""
+    connect_s: float = 1200.0
+    """How long providers of other clusters may take to come up, from the start of this one."""
+    round_s: float = 600.0
+    """A round that takes longer is given up."""
+    wait_s: float = 86400.0
+    """How long to stand still for other clusters, in blocking mode and before the last round."""
+
+    def __post_init__(self) -> None:
+        if self.mode not in ("background", "blocking"):
+            raise ValueError(f"mode is {self.mode!r}; expected 'background' or 'blocking'")
+        if self.fragments != int(self.fragments) or self.fragments < 1:
+            raise ValueError(f"fragments is {self.fragments!r}; expected a whole number from 1")
+        for name in ("most_mbps", "connect_s", "round_s", "wait_s"):
+            value = getattr(self, name)
+            if value is not None and not value > 0:
+                raise ValueError(f"{name} is {value!r}; expected a number above 0")

@@ -1,0 +1,251 @@
+"""What a stage gives to its rings and takes from them: the compute thread's side of averaging.
+
+Counts what has been learnt since the last round of each ring, says when a round is due, keeps
+values when one is called, and applies what comes of it when nobody uses the weights it changes.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import torch
+from torch import nn
+
+from ravnest.provider.averaging.vectors import Layout, Vectors
+from ravnest.stage.module import StageModule
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """Values as they were between two updates, and what had been learnt by then."""
+
+    vectors: tuple[Vectors, ...]
+    moments: tuple[tuple[Layout, Vectors], ...]
+    weight: float
+    """Samples since the last round of these tensors."""
+    samples: float
+    updates: int
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What a round has come to."""
+
+    ring: int
+    fragments: tuple[int, ...]
+    parts: tuple[tuple[Layout, Vectors], ...]
+    moments: tuple[tuple[Layout, Vectors], ...]
+    still: bool
+    """The values themselves; otherwise parameters take a difference."""
+    samples: float
+    updates: int
+
+
+class Ears(Protocol):
+    """Is told on the compute thread how this provider stands."""
+
+    def due(self, ring: int) -> None: ...
+    def waits(self) -> None: ...
+    def ended(self) -> None: ...
+
+
+@dataclass(frozen=True)
+class Rules:
+    """When a round is due."""
+
+    every: int | None
+    """Updates; None for once per epoch."""
+    blocking: bool
+    fragments: int = 1
+
+
+@dataclass
+class _Ring:
+    layouts: list[Layout]
+    asked: bool = False
+    updates: int = 0
+    """That had been made at the snapshot of the last round."""
+    samples: list[float] = field(default_factory=list)
+    """The same of samples, for each fragment."""
+
+
+class Share:
+    """Belongs to the compute thread."""
+
+    def __init__(
+        self,
+        stage: StageModule,
+        parameters: Mapping[str, nn.Parameter],
+        optimizer: Callable[[], torch.optim.Optimizer | None],
+        rules: Rules,
+        *,
+        average_optim: bool = False,
+    ) -> None:
+        self.ears: Ears | None = None
+        self._stage = stage
+        self._parameters = parameters
+        self._optimizer = optimizer
+        self._rules = rules
+        self._average_optim = average_optim
+        self._rings: dict[int, _Ring] = {}
+        self._news: list[Outcome] = []
+        self._waiting: set[int] = set()
+        self._ending: set[int] = set()
+        self._when_met: list[Callable[[], None]] = []
+        self._updates = 0
+        self._epoch_began = 0
+        self._samples = 0.0
+        self.rounds = 0
+        """Applied so far."""
+
+    def add_ring(self, ring: int, layouts: Sequence[Layout]) -> None:
+        self._rings[ring] = _Ring(list(layouts), samples=[0.0] * len(layouts))
+
+    # ---- what the stage does ----
+
+    def trained(self, rows: int) -> None:
+        self._samples += rows
+
+    def updated(self, updates: int) -> None:
+        """After an optimizer step; so many have been asked for by now, some of which may have been
+        made as one."""
+        before, self._updates = self._updates, updates
+        every = self._rules.every
+        if every is None or self.ears is None:
+            return
+        if self._rules.blocking:
+            if before // every < updates // every:
+                self._wait()
+            return
+        period = max(1, every // self._rules.fragments)
+        for number, ring in self._rings.items():
+            if not ring.asked and self._updates - ring.updates >= period:
+                self._ask(number, ring)
+
+    def epoch_ended(self) -> None:
+        made, self._epoch_began = self._updates - self._epoch_began, self._updates
+        if self._rules.every is not None or self.ears is None or not made:
+            return
+        if self._rules.blocking:
+            self._wait()
+            return
+        for number, ring in self._rings.items():
+            # Clusters end their epochs at different times; one of them is enough.
+            if not ring.asked and 2 * (self._updates - ring.updates) >= made:
+                self._ask(number, ring)
+
+    def _ask(self, number: int, ring: _Ring) -> None:
+        assert self.ears is not None
+        ring.asked = True
+        self.ears.due(number)
+
+    def _wait(self) -> None:
+        assert self.ears is not None
+        self._waiting = set(self._rings)
+        if self._waiting:
+            self.ears.waits()
+
+    def end(self) -> None:
+        """Training is finished."""
+        if self._rings and self.ears is not None:
+            self._ending = set(self._rings)
+            self.ears.ended()
+
+    def when_met(self, call: Callable[[], None]) -> None:
+        """Do this once the last rounds of all rings are over; at once if they are."""
+        self._when_met.append(call)
+        self._look_whether_met()
+
+    def _look_whether_met(self) -> None:
+        if not self._ending:
+            waiting, self._when_met = self._when_met, []
+            for call in waiting:
+                call()
+
+    @property
+    def stands_still(self) -> bool:
+        """Nothing is to be computed until the next round."""
+        return bool(self._waiting)
+
+    @property
+    def waits_for_others(self) -> bool:
+        return bool(self._waiting or self._ending)
+
+    # ---- what the rings ask ----
+
+    def tensors(self, names: Sequence[str]) -> dict[str, torch.Tensor]:
+        held = self._stage.tensors()
+        return {name: self._parameters.get(name, held[name]) for name in names}
+
+    def parameter_names(self, names: Sequence[str]) -> list[str]:
+        return [name for name in names if name in self._parameters]
+
+    def snapshot(self, ring: int, fragments: Sequence[int]) -> Snapshot:
+        """The present values; between two updates."""
+        known = self._rings[ring]
+        layouts = [known.layouts[number] for number in fragments]
+        vectors, moments = [], []
+        for layout in layouts:
+            vectors.append(layout.gather(self.tensors(layout.names)))
+            if self._average_optim:
+                state = self._moments(layout.names)
+                moment_layout = Layout.of(state)
+                moments.append((moment_layout, moment_layout.gather(state)))
+        since = min(known.samples[number] for number in fragments)
+        return Snapshot(
+            tuple(vectors), tuple(moments), self._samples - since, self._samples, self._updates
+        )
+
+    def _moments(self, names: Sequence[str]) -> dict[str, torch.Tensor]:
+        """The optimizer's state, but for its counters."""
+        optimizer = self._optimizer()
+        found: dict[str, torch.Tensor] = {}
+        if optimizer is None:
+            return found
+        for name in self.parameter_names(names):
+            for kind, value in sorted(optimizer.state.get(self._parameters[name], {}).items()):
+                if isinstance(value, torch.Tensor) and value.dim() and value.is_floating_point():
+                    found[f"{name}/{kind}"] = value
+        return found
+
+    # ---- what comes of rounds ----
+
+    def averaged(self, outcome: Outcome) -> None:
+        self._news.append(outcome)
+
+    @property
+    def has_news(self) -> bool:
+        return bool(self._news)
+
+    def apply(self) -> None:
+        """Nobody may be using the newest weights."""
+        news, self._news = self._news, []
+        for outcome in news:
+            for layout, vectors in outcome.parts:
+                tensors = self.tensors(layout.names)
+                if outcome.still:
+                    layout.write(vectors, tensors)
+                else:
+                    layout.apply(vectors, tensors)
+            for layout, vectors in outcome.moments:
+                names = list(dict.fromkeys(name.rpartition("/")[0] for name in layout.names))
+                state = self._moments(names)
+                if Layout.of(state) == layout:
+                    layout.write(vectors, state)
+            ring = self._rings[outcome.ring]
+            for number in outcome.fragments:
+                ring.samples[number] = max(ring.samples[number], outcome.samples)
+            ring.updates, ring.asked = outcome.updates, False
+            self.rounds += 1
+
+    def skipped(self, ring: int) -> None:
+        """A round has come to nothing; ask again when the next update is made."""
+        self._rings[ring].asked = False
+
+    def released(self, ring: int, *, last: bool) -> None:
+        """A ring has nothing more to wait for."""
+        if last:
+            self._ending.discard(ring)
+            self._look_whether_met()
+        else:
+            self._waiting.discard(ring)

@@ -1,0 +1,343 @@
+"""Clusters with different cuts train the same model, and stay one model."""
+
+import copy
+import logging
+
+import pytest
+import torch
+from clusters import clusters
+from pipelines import TiedModel, settings_for
+from torch import nn
+
+from ravnest.errors import RunError
+from ravnest.provider.averaging.outer import Nesterov
+from ravnest.provider.averaging.settings import Averaging
+from ravnest.provider.averaging.share import Rules
+from ravnest.provider.compute.updating import UpdateSettings
+
+SGD = UpdateSettings(optimizer=torch.optim.SGD, optimizer_params={"lr": 0.1, "momentum": 0.9})
+ADAM = UpdateSettings(optimizer=torch.optim.Adam, optimizer_params={"lr": 0.01})
+NEVER = 10**9
+
+
+class Normed(nn.Module):
+    """With statistics that training changes, and a table that it does not."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(6, 6) for _ in range(5))
+        self.norms = nn.ModuleList(nn.BatchNorm1d(6) for _ in range(5))
+        self.register_buffer("table", torch.linspace(0, 1, 6))
+
+    def forward(self, x):
+        for layer, norm in zip(self.layers, self.norms, strict=True):
+            x = x + torch.tanh(norm(layer(x)) + self.table)
+        return x
+
+
+def rows(cluster, batches=6, size=8):
+    torch.manual_seed(100 + cluster)
+    return [torch.randn(size, 6) for _ in range(batches)]
+
+
+def words(cluster, batches=6, size=6):
+    torch.manual_seed(100 + cluster)
+    return [torch.randint(0, 11, (size, 5)) for _ in range(batches)]
+
+
+def square(outputs, batch):
+    return (outputs - batch.flip(1)).square().mean()
+
+
+def cross(outputs, batch):
+    return nn.functional.cross_entropy(outputs.flatten(0, 1), batch.roll(1, 1).flatten())
+
+
+def settings(data, criterion, update, every, *, blocking=False, schedule="sync", **more):
+    def of(cluster):
+        rules = Rules(every, blocking, more.get("fragments", 1))
+        return settings_for(
+            data[cluster], criterion, update, schedule=schedule, averaging=rules,
+            average_optim=more.get("average_optim", False),
+        )  # fmt: skip
+
+    return of
+
+
+def feed(data, epochs=1, orders=("epoch",)):
+    def work(cluster, c):
+        for _ in range(epochs):
+            for batch in data[c]:
+                cluster.train(batch)
+            for order in orders:
+                cluster.order(order)
+        cluster.order("average")
+
+    return work
+
+
+def alone(model, data, criterion, update):
+    """One cluster by itself, in plain PyTorch."""
+    model = copy.deepcopy(model).train()
+    optimizer = update.optimizer(model.parameters(), **update.optimizer_params)
+    for batch in data:
+        optimizer.zero_grad()
+        criterion(model(batch), batch).backward()
+        optimizer.step()
+    return model.state_dict()
+
+
+def mean_of(states, weights):
+    total = sum(weights)
+    found = {}
+    for name, like in states[0].items():
+        if like.is_floating_point():
+            mean = sum(w / total * s[name].double() for w, s in zip(weights, states, strict=True))
+            found[name] = mean.to(like.dtype)
+        else:
+            mean = sum(w / total * s[name].double() for w, s in zip(weights, states, strict=True))
+            found[name] = mean.round().to(like.dtype)
+    return found
+
+
+def assert_same_bytes(states):
+    for state in states[1:]:
+        assert state.keys() == states[0].keys()
+        for name, tensor in state.items():
+            assert torch.equal(tensor, states[0][name]), name
+
+
+@pytest.mark.parametrize("stages", [(2, 3), (1, 2, 4), (2, 3, 1, 4, 2)])
+def test_the_last_round_is_the_plain_mean_and_leaves_no_difference(tmp_path, stages):
+    torch.manual_seed(0)
+    model = Normed()
+    data = [rows(c, batches=3 + c) for c in range(len(stages))]
+    wanted = mean_of(
+        [alone(model, data[c], square, SGD) for c in range(len(stages))],
+        [8.0 * len(data[c]) for c in range(len(stages))],
+    )
+    with clusters(
+        model, (data[0][0],), tmp_path, settings(data, square, SGD, NEVER), stages
+    ) as made:
+        assert len(made.rings) >= max(stages)
+        made.all(feed(data))
+        states = made.states()
+    assert_same_bytes(states)
+    for name, tensor in states[0].items():
+        torch.testing.assert_close(tensor, wanted[name], atol=1e-6, rtol=1e-6)
+
+
+def test_tied_weights_follow_the_mean_on_all_stages(tmp_path):
+    torch.manual_seed(0)
+    model = TiedModel()
+    data = [words(c) for c in range(2)]
+    with clusters(
+        model, (data[0][0],), tmp_path, settings(data, cross, ADAM, NEVER), (2, 3)
+    ) as made:
+        made.all(feed(data))
+        assert_same_bytes(made.states())
+        outputs = made.all(lambda cluster, c: predict(cluster, data[0][0]))
+    assert torch.equal(outputs[0], outputs[1])
+
+
+def predict(cluster, batch):
+    from ravnest.wire import messages
+
+    values, rows = cluster.inputs.bind((batch,), {}, "eval")
+    of = cluster.numbers.without_gradients(rows)
+    future = cluster.root.expect_result(of.batch)
+    cluster.root.submit(messages.Forward(of=of, task="predict", carried=(), proof=()), values)
+    return future.result(20)[1][0]
+
+
+@pytest.mark.parametrize("stages", [(2, 3), (1, 2, 3)])
+def test_blocking_rounds_are_local_sgd(tmp_path, stages):
+    """Every two updates all clusters go on from the mean: the same as doing so in one process."""
+    torch.manual_seed(0)
+    model = TiedModel()
+    members = range(len(stages))
+    data = [words(c) for c in members]
+    models = [copy.deepcopy(model) for _ in members]
+    optimizers = [torch.optim.SGD(m.parameters(), lr=0.1, momentum=0.9) for m in models]
+    for number in range(6):
+        for c in members:
+            optimizers[c].zero_grad()
+            cross(models[c](data[c][number]), data[c][number]).backward()
+            optimizers[c].step()
+        if number % 2 == 1:
+            mean = mean_of([m.state_dict() for m in models], [1.0] * len(models))
+            for each in models:
+                each.load_state_dict(mean)
+    averaging = Averaging(mode="blocking")
+    given = settings(data, cross, SGD, 2, blocking=True)
+    with clusters(model, (data[0][0],), tmp_path, given, stages, averaging) as made:
+        made.all(feed(data))
+        states = made.states()
+        rounds = made.each[0].runtimes[0].runner.meter.rounds
+    assert rounds >= 3
+    assert_same_bytes(states)
+    for name, tensor in models[0].state_dict().items():
+        if name in states[0]:
+            torch.testing.assert_close(states[0][name], tensor, atol=2e-6, rtol=1e-5)
+
+
+def test_blocking_rounds_do_not_wait_for_clusters_that_have_finished(tmp_path):
+    torch.manual_seed(0)
+    model = TiedModel()
+    data = [words(0, batches=3), words(1, batches=12)]
+    given = settings(data, cross, SGD, 2, blocking=True, schedule="async")
+    with clusters(
+        model, (data[0][0],), tmp_path, given, (2, 3), Averaging(mode="blocking")
+    ) as made:
+        made.all(feed(data))
+        assert made.each[1].runtimes[0].runner.meter.rounds >= 6
+        assert_same_bytes(made.states())
+
+
+@pytest.mark.parametrize("fragments", [1, 3])
+@pytest.mark.parametrize("outer", [None, Nesterov(0.7, 0.5)])
+def test_rounds_in_the_background_keep_clusters_together(tmp_path, fragments, outer):
+    torch.manual_seed(0)
+    model = TiedModel()
+    data = [words(c, batches=40) for c in range(3)]
+    averaging = Averaging(fragments=fragments, outer=outer)
+    given = settings(data, cross, ADAM, 4, schedule="async", fragments=fragments)
+    with clusters(model, (data[0][0],), tmp_path, given, (2, 3, 1), averaging, parts=2) as made:
+        made.all(feed(data, epochs=2))
+        rounds = [made.each[c].runtimes[0].runner.meter.rounds for c in range(3)]
+        losses = [cluster.losses for cluster in made.each]
+        assert_same_bytes(made.states())
+    assert min(rounds) > 3
+    for found in losses:
+        assert sum(found[-10:]) < 0.8 * sum(found[:10])
+
+
+def test_optimizer_state_is_averaged_if_asked_for(tmp_path):
+    torch.manual_seed(0)
+    model = Normed()
+    data = [rows(c) for c in range(2)]
+    given = settings(data, square, ADAM, NEVER, average_optim=True)
+    with clusters(model, (data[0][0],), tmp_path, given, (2, 3)) as made:
+        made.all(feed(data))
+        moments = []
+        for cluster in made.each:
+            found = {}
+            for runtime in cluster.runtimes:
+                share = runtime.runner.share
+                for name in share._parameters:
+                    found |= runtime.ask(lambda s=share, n=name: s._moments([n]))
+            moments.append(found)
+    assert len(moments[0]) == 2 * len(list(model.parameters()))
+    assert_same_bytes(moments)
+    assert all((value >= 0).all() for name, value in moments[0].items() if "sq" in name)
+
+
+def test_once_per_epoch_is_the_default_and_clusters_do_not_multiply_it(tmp_path):
+    torch.manual_seed(0)
+    model = TiedModel()
+    data = [words(c, batches=12) for c in range(3)]
+    given = settings(data, cross, SGD, None, schedule="async")
+    with clusters(model, (data[0][0],), tmp_path, given, (1, 1, 1)) as made:
+        made.all(feed(data, epochs=4))
+        rounds = [made.each[c].runtimes[0].runner.meter.rounds for c in range(3)]
+        per_ring = [count / len(made.rings) for count in rounds]
+    assert all(2 <= count <= 6 for count in per_ring)
+
+
+@pytest.mark.parametrize("victim", [0, 1])
+def test_a_cluster_that_dies_costs_rounds_and_not_the_run(tmp_path, victim, caplog):
+    torch.manual_seed(0)
+    model = TiedModel()
+    data = [words(c, batches=30) for c in range(3)]
+    given = settings(data, cross, ADAM, 3, schedule="async")
+
+    def work(cluster, c):
+        for number, batch in enumerate(data[c]):
+            cluster.train(batch)
+            if c == victim and number == 10:
+                for runtime in cluster.runtimes:
+                    runtime.abort("pulled the plug")
+                    runtime.close(0.0)
+                return
+        cluster.order("epoch")
+        cluster.order("average")
+
+    with (
+        caplog.at_level(logging.WARNING, "ravnest"),
+        clusters(model, (data[0][0],), tmp_path, given, (2, 3, 2)) as made,
+    ):
+        made.all(work)
+        survivors = [made.each[c] for c in range(3) if c != victim]
+        assert_same_bytes([cluster.state() for cluster in survivors])
+        assert all(len(cluster.losses) == 30 for cluster in survivors)
+
+
+def test_the_last_one_left_trains_on(tmp_path):
+    torch.manual_seed(0)
+    model = TiedModel()
+    data = [words(c, batches=20) for c in range(2)]
+    given = settings(data, cross, ADAM, 3, schedule="async")
+
+    def work(cluster, c):
+        for number, batch in enumerate(data[c]):
+            cluster.train(batch)
+            if c == 0 and number == 8:
+                for runtime in cluster.runtimes:
+                    runtime.abort("gone")
+                    runtime.close(0.0)
+                return
+        cluster.order("average")
+        cluster.order("save")
+
+    with clusters(model, (data[0][0],), tmp_path, given, (2, 2)) as made:
+        made.all(work)
+        assert len(made.each[1].losses) == 20
+
+
+def test_weights_that_are_not_finite_end_their_cluster_and_not_the_others(tmp_path):
+    torch.manual_seed(0)
+    model = TiedModel()
+    data = [words(c, batches=12) for c in range(2)]
+    given = settings(data, cross, SGD, 2, schedule="async")
+    with clusters(model, (data[0][0],), tmp_path, given, (2, 2)) as made:
+        poisoned = made.each[1].runtimes[0]
+
+        def work(cluster, c):
+            if c == 1:
+                share = poisoned.runner.share
+                master = next(iter(share._parameters.values()))
+                poisoned.ask(lambda: master.data.fill_(float("nan")))
+            for batch in data[c]:
+                cluster.train(batch)
+            cluster.order("epoch")
+            cluster.order("average")
+
+        def tolerant(cluster, c):
+            try:
+                work(cluster, c)
+            except RunError as error:
+                return str(error)
+            return None
+
+        outcomes = made.all(tolerant)
+        assert outcomes[0] is None
+        assert "not finite" in outcomes[1]
+        assert all(t.isfinite().all() for t in made.each[0].state().values())
+
+
+def test_training_may_go_on_after_a_meeting(tmp_path):
+    torch.manual_seed(0)
+    model = TiedModel()
+    data = [words(c, batches=8) for c in range(2)]
+    given = settings(data, cross, ADAM, 3, schedule="async")
+
+    def work(cluster, c):
+        for half in (data[c][:4], data[c][4:]):
+            for batch in half:
+                cluster.train(batch)
+            cluster.order("average")
+            cluster.order("save")
+
+    with clusters(model, (data[0][0],), tmp_path, given, (2, 3)) as made:
+        made.all(work)
+        assert_same_bytes(made.states())
