@@ -47,7 +47,9 @@ def test_only_documents_of_providers_count(folder):
     (nodes / "node_3.json").write_text('{"node_type": "Idle"}')
     for other in ("node_old.json", "node_0_old.json", "node_.json", "node_1.json.bak"):
         (nodes / other).write_text("{}")
-    assert planned_nodes(RunDir(folder / "node_data")) == ["node_0", "node_1", "node_10"]
+    assert planned_nodes(RunDir(folder / "node_data")) == dict.fromkeys(
+        ("node_0", "node_1", "node_10"), 0
+    )
 
 
 def test_other_files_alone_are_no_plan(folder):
@@ -177,7 +179,7 @@ def test_providers_notice_that_the_launcher_was_killed(lasting):
 
 def test_signals_are_as_before_when_all_is_done():
     before = signal.getsignal(signal.SIGTERM)
-    outcome = launch([sys.executable, "-c", ""], ["node_0"], show=print)
+    outcome = launch([sys.executable, "-c", ""], {"node_0": 0}, show=print)
     assert outcome.codes == {"node_0": 0}
     assert signal.getsignal(signal.SIGTERM) == before
 
@@ -185,7 +187,9 @@ def test_signals_are_as_before_when_all_is_done():
 def test_a_thread_may_launch_though_it_may_not_handle_signals():
     outcomes = []
     thread = threading.Thread(
-        target=lambda: outcomes.append(launch([sys.executable, "-c", ""], ["node_0"], show=print))
+        target=lambda: outcomes.append(
+            launch([sys.executable, "-c", ""], {"node_0": 0}, show=print)
+        )
     )
     thread.start()
     thread.join()

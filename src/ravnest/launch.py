@@ -1,7 +1,8 @@
 """Several providers on this machine: one process each, all running the same script.
 
 What they print appears here line by line with the provider's name in front. When one fails the
-others are told by it and end too; whoever has not ended soon after that is ended from here.
+others of its cluster are told by it and end too; whoever has not ended soon after that is ended
+from here. Other clusters go on.
 Whatever ends the launcher ends them: signals are passed on, and if it is killed, the providers find
 out by themselves (`ravnest.lifeline`).
 """
@@ -36,7 +37,7 @@ that strikes just before a wait, or two at once, do not end that wait."""
 _DOCUMENT = re.compile(r"node_([0-9]+)\.json")
 _ENDING = (signal.SIGTERM,) if sys.platform == "win32" else (signal.SIGTERM, signal.SIGHUP)
 
-Events = queue.SimpleQueue[int | SystemExit]
+Events = queue.SimpleQueue[tuple[str, int] | SystemExit]
 """What the launcher waits for: exit codes of providers, and signals that end itself."""
 
 
@@ -52,19 +53,21 @@ class Outcome:
         return next((code for code in self.codes.values() if code), 0)
 
 
-def planned_nodes(run: RunDir, count: int | None = None) -> list[str]:
-    """Names of the providers that the plan uses; `NodeError` if there are not `count` of them."""
+def planned_nodes(run: RunDir, count: int | None = None) -> dict[str, int]:
+    """Names of the providers that the plan uses, and their clusters; `NodeError` if there are not
+    `count` of them."""
     run.settle()
     documents = {
         int(match[1]): path
         for path in (run.root / "nodes").glob("node_*.json")
         if (match := _DOCUMENT.fullmatch(path.name))
     }
-    names = [
-        path.stem
-        for _, path in sorted(documents.items())
-        if json.loads(path.read_bytes()).get("node_type") != "Idle"
-    ]
+    contents = {path.stem: json.loads(path.read_bytes()) for _, path in sorted(documents.items())}
+    names = {
+        name: int(content.get("rank", 0))
+        for name, content in contents.items()
+        if content.get("node_type") != "Idle"
+    }
     if not names:
         raise NodeError(f"there is no plan in {run.root}; run clusterize first")
     if count is not None and count != len(names):
@@ -78,13 +81,14 @@ def planned_nodes(run: RunDir, count: int | None = None) -> list[str]:
 
 def launch(
     command: Sequence[str],
-    names: Sequence[str],
+    names: Mapping[str, int],
     *,
     folder: Path | None = None,
     show: Callable[[str, str], None],
     environment: Mapping[str, str] | None = None,
 ) -> Outcome:
-    """Run `command` once for every provider and wait for all; `show` gets name and line.
+    """Run `command` once for every provider and wait for all; `show` gets name and line. `names`
+    says which cluster each belongs to.
 
     A signal that asks this process to end interrupts them and comes out as `SystemExit`.
     """
@@ -103,7 +107,7 @@ def launch(
                 )
                 reader.start()
                 readers.append(reader)
-            _wait(processes, events)
+            _wait(processes, names, events)
         except (KeyboardInterrupt, SystemExit):
             _interrupt(processes)
             raise
@@ -166,25 +170,32 @@ def _copy(stream: IO[str], name: str, show: Callable[[str, str], None]) -> None:
             show(name, line.rstrip("\n"))
 
 
-def _wait(processes: Mapping[str, subprocess.Popen[str]], events: Events) -> None:
-    """Until all have ended; once one has failed, not longer than the grace."""
-    for process in processes.values():
-        threading.Thread(target=_report_end, args=(process, events), daemon=True).start()
-    running, deadline = len(processes), math.inf
-    while running and time.monotonic() < deadline:
+def _wait(
+    processes: Mapping[str, subprocess.Popen[str]], clusters: Mapping[str, int], events: Events
+) -> None:
+    """Until all have ended; once one of a cluster has failed, not longer than the grace for it."""
+    for name, process in processes.items():
+        threading.Thread(target=_report_end, args=(name, process, events), daemon=True).start()
+    running = set(processes)
+    deadlines: dict[int, float] = {}
+    while running:
+        for name in running:
+            if time.monotonic() >= deadlines.get(clusters[name], math.inf):
+                processes[name].kill()
         try:
             event = events.get(timeout=SIGNAL_CHECK_S)
         except queue.Empty:
             continue
         if isinstance(event, SystemExit):
             raise event
-        running -= 1
-        if event:
-            deadline = min(deadline, time.monotonic() + GRACE_S)
+        name, code = event
+        running.discard(name)
+        if code:
+            deadlines.setdefault(clusters[name], time.monotonic() + GRACE_S)
 
 
-def _report_end(process: subprocess.Popen[str], events: Events) -> None:
-    events.put(process.wait())
+def _report_end(name: str, process: subprocess.Popen[str], events: Events) -> None:
+    events.put((name, process.wait()))
 
 
 def _interrupt(processes: Mapping[str, subprocess.Popen[str]]) -> None:

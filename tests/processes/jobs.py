@@ -4,6 +4,8 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
+from ravnest.provider.averaging.settings import Averaging
+
 STEPS = 20
 ROWS = 8
 
@@ -69,6 +71,7 @@ class UNet(nn.Module):
 
 MODELS = {"cnn": Cnn, "transformer": TiedTransformer, "unet": UNet}
 OPTIMIZERS = {
+    "plain": (torch.optim.SGD, {"lr": 0.05}),
     "sgd": (torch.optim.SGD, {"lr": 0.05, "momentum": 0.9}),
     # A larger eps: the gradient of a key bias is zero but for rounding, which Adam would magnify.
     "adamw": (torch.optim.AdamW, {"lr": 0.01, "weight_decay": 0.05, "eps": 1e-4}),
@@ -108,6 +111,8 @@ def settings(job):
         "schedule": job.get("schedule", "sync"),
         "micro_batches": job.get("micro_batches", 1),
         "transport": job.get("transport", "grpc"),
+        "reduce_factor": job.get("reduce_factor"),
+        "averaging": Averaging(mode=job.get("averaging", "background"), connect_s=30),
     }
     if job.get("extras"):
         found |= {

@@ -19,7 +19,7 @@ def free_ports(count):
     return ports
 
 
-def plan(folder, model_name, providers):
+def plan(folder, model_name, providers, clusters=1):
     pool = {
         str(number): {
             "IP": f"127.0.0.1:{port}",
@@ -35,8 +35,8 @@ def plan(folder, model_name, providers):
         jobs.make_model(model_name),
         (batch[0],),
         node_data=run.root,
-        max_clusters=1,
-        min_cluster_size=providers,
+        max_clusters=clusters,
+        min_cluster_size=providers // clusters,
         idle_gain=1e9,
         quiet=True,
     )

@@ -31,6 +31,8 @@ class Killing(Trainer):
     """Ends one provider in the middle of training, without a word."""
 
     def _train_on(self, batch):
+        if job.get("slow") == self.node.cluster_id:
+            time.sleep(0.1)
         if self.n_forwards == 5 and job.get("kill"):
             Path("at_work").touch()
         super()._train_on(batch)

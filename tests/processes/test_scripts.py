@@ -52,7 +52,7 @@ def run_script(tmp_path, monkeypatch):
             threading.Thread(target=meanwhile, args=(lines,), daemon=True).start()
         outcome = launch(
             [sys.executable, str(script)],
-            names or planned_nodes(node_data),
+            dict.fromkeys(names, 0) if names else planned_nodes(node_data),
             folder=tmp_path,
             environment={"OMP_NUM_THREADS": "1"},
             show=lambda name, line: lines.append(f"{name}: {line}"),

@@ -40,6 +40,7 @@ TENSORS = {
     ),
     "odd shapes": (torch.tensor(3.0), torch.empty(0, 4), torch.ones(1, 1, 1), torch.rand(7)),
     "not contiguous": (torch.rand(4, 6).t(), torch.rand(4, 6)[:, ::2], torch.rand(3).expand(2, 3)),
+    "one of many": (torch.rand(4)[::4], torch.rand(4, 6)[:1, ::6], torch.rand(4, 6).t()[3, ::4]),
     "with gradient": (torch.rand(3, requires_grad=True) * 2,),
     "special numbers": (torch.tensor([float("nan"), float("inf"), -0.0]),),
     "none": (),
@@ -48,7 +49,8 @@ TENSORS = {
 
 def raw(tensor):
     """Bytes, because NaN is not equal to itself and -0.0 is equal to 0.0."""
-    return bytes(tensor.detach().contiguous().reshape(-1).view(torch.uint8).tolist())
+    flat = tensor.new_empty(tensor.numel()).copy_(tensor.detach().reshape(-1))
+    return bytes(flat.view(torch.uint8).tolist())
 
 
 def there_and_back(parcel):

@@ -22,13 +22,13 @@ _BASE = 16
 @functools.cache
 def signs(device: torch.device) -> torch.Tensor:
     bits = [_SIGN_BITS >> place & 1 for place in range(BLOCK)]
-    return torch.tensor([1.0 - 2.0 * bit for bit in bits], device=device)
+    return torch.tensor([1.0 - 2.0 * bit for bit in bits], dtype=torch.float32, device=device)
 
 
 @functools.cache
 def _base(device: torch.device) -> torch.Tensor:
     rows = [[(-1.0) ** (i & j).bit_count() for j in range(_BASE)] for i in range(_BASE)]
-    return torch.tensor(rows, device=device)
+    return torch.tensor(rows, dtype=torch.float32, device=device)
 
 
 def hadamard(blocks: torch.Tensor, spare: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

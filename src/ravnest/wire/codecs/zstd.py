@@ -34,7 +34,7 @@ class Zstd:
         if values.dtype not in NAMES or values.numel() < SMALLEST:
             return values
         raw = flattened(values).to("cpu").view(torch.uint8).view(values.numel(), -1)
-        planes = torch.empty(raw.shape[::-1], dtype=torch.uint8)
+        planes = torch.empty(raw.shape[::-1], dtype=torch.uint8, device="cpu")
         for place, plane in enumerate(planes):
             plane.copy_(raw[:, place])
         # A compressor of its own for each call: they may not be shared between threads.
@@ -55,7 +55,7 @@ class Zstd:
             raise WireError(f"{sent} bytes cannot become a tensor of {size} bytes")
         content = self._decompressed(part.to("cpu").contiguous(), size)
         planes = np.frombuffer(content, dtype=np.uint8).reshape(-1, count)
-        raw = torch.empty(count, len(planes), dtype=torch.uint8)
+        raw = torch.empty(count, len(planes), dtype=torch.uint8, device="cpu")
         for place, plane in enumerate(planes):
             raw.numpy()[:, place] = plane
         return raw.view(-1).view(packed.dtype).view(packed.shape)
