@@ -24,6 +24,7 @@ from ravnest.errors import NodeError, RavnestError
 from ravnest.provider.assembly import StageSettings, build_runner
 from ravnest.provider.averaging.settings import Averaging
 from ravnest.provider.averaging.share import Rules
+from ravnest.provider.compression import Compression
 from ravnest.provider.compute.optimizers import optimizer_named
 from ravnest.provider.compute.updating import UpdateSettings
 from ravnest.provider.document import read_document
@@ -88,7 +89,7 @@ class Node:
         test_labels: Any = None,
         device: torch.device | str = torch.device("cpu"),
         loss_filename: str = "losses.txt",
-        compression: bool | str = False,
+        compression: bool | str | Mapping[str, bool | str | None] = False,
         average_optim: bool = False,
         *,
         averaging: Averaging | None = None,
@@ -123,8 +124,7 @@ class Node:
         self.averaging = averaging or Averaging()
         several = self.document.ring_size > 1
         share = Shard(self.cluster_id, self.document.ring_size) if several else WHOLE
-        if compression:
-            logger.warning("compression=%r has no effect in this release", compression)
+        packing = Compression.of(compression)
         self.criterion = criterion
         self._farewell_s = farewell_s
         self._model = model
@@ -162,6 +162,7 @@ class Node:
             compile=compile,
             averaging=self._averaging_rules(reduce_factor) if several else None,
             average_optim=bool(average_optim),
+            compression=packing,
         )
         self._make_network = network_for(transport, tls)
         self._patience = patience
@@ -218,7 +219,7 @@ class Node:
             patience=self._patience,
             queue_limit=4 * self.micro_batches + 4,
             on_batch=self._batch_done,
-            rings=Rings(document.rings, self.averaging),
+            rings=Rings(document.rings, self.averaging, self.settings.compression),
         )
         try:
             self._runtime.start()

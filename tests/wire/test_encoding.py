@@ -11,11 +11,20 @@ import torch
 from ravnest.errors import WireError
 from ravnest.wire.encoding import Parcel, decode, encode
 from ravnest.wire.framing import Frame
-from ravnest.wire.messages import Backward, Carried, Command, Failed, Forward, Hello, MicroBatch
+from ravnest.wire.messages import (
+    PROTOCOL,
+    Backward,
+    Carried,
+    Command,
+    Failed,
+    Forward,
+    Hello,
+    MicroBatch,
+)
 
 OF = MicroBatch(batch=3, part=1, parts=2, rows=4, batch_rows=9, update=2, closes_update=True)
 MESSAGES = [
-    Hello(protocol=1, run="r", node="n", session="s", received=0),
+    Hello(protocol=PROTOCOL, run="r", node="n", session="s", received=0),
     Forward(
         of=OF,
         task="train",

@@ -544,10 +544,10 @@ def test_a_greeting_is_not_repeated_later(run):
 
     async def scenario(world):
         from ravnest.wire.encoding import encode
-        from ravnest.wire.messages import Hello
+        from ravnest.wire.messages import PROTOCOL, Hello
 
         a, b = await world.pair()
-        hello = Hello(protocol=1, run="run", node="a", session="x", received=0)
+        hello = Hello(protocol=PROTOCOL, run="run", node="a", session="x", received=0)
         with contextlib.suppress(StreamError):
             for parts in chunks(encode(Parcel(hello), 1), Ack(0, 0)):
                 await a.link._stream.write(parts)

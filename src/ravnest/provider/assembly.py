@@ -9,6 +9,7 @@ from torch import nn
 
 from ravnest.provider.averaging.share import Rules as AveragingRules
 from ravnest.provider.averaging.share import Share
+from ravnest.provider.compression import Compression
 from ravnest.provider.compute.copies import copies_for
 from ravnest.provider.compute.passes import Precision, StagePasses
 from ravnest.provider.compute.updating import Updater, UpdateSettings
@@ -41,6 +42,7 @@ class StageSettings:
     averaging: AveragingRules | None = None
     """When to average with other clusters; None where there are none."""
     average_optim: bool = False
+    compression: Compression = field(default_factory=Compression)
 
 
 def build_runner(
@@ -87,6 +89,7 @@ def build_runner(
         saving=_Saving(package, stage),
         norms=GradientNorms(is_first=graph.is_first, waits=waits) if clips else None,
         share=_share(stage, named, updater, settings),
+        compression=settings.compression,
         clock=clock,
     )
 

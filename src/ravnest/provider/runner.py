@@ -7,13 +7,14 @@ a time. Messages to the neighbours are handed to the links, which send them whil
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol, cast
+from typing import Any, Protocol
 
 import msgspec
 import torch
 
 from ravnest.errors import WireError
 from ravnest.provider.averaging.share import Outcome, Share
+from ravnest.provider.compression import Compression, Packing, leaving
 from ravnest.provider.compute.copies import Copies
 from ravnest.provider.compute.passes import Pass, StagePasses
 from ravnest.provider.compute.updating import Updater
@@ -95,6 +96,7 @@ class StageRunner:
         saving: Saving,
         norms: GradientNorms | None,
         share: Share | None = None,
+        compression: Compression | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.meter = Meter(clock())
@@ -112,6 +114,8 @@ class StageRunner:
         self._norms = norms
         self.share = share
         """What is averaged with other clusters, if there are any."""
+        codec = None if compression is None else compression.edges
+        self._pack_forward, self._pack_backward = Packing(codec), Packing(codec)
         self._clock = clock
         self._graph = passes.stage.graph
         self._work: dict[plan.Key, _Work] = {}
@@ -124,7 +128,7 @@ class StageRunner:
 
     def arrived(self, parcel: Parcel) -> None:
         """A message from a neighbour."""
-        message, tensors = parcel.message, cast(tuple[torch.Tensor, ...], opened(parcel).tensors)
+        message, tensors = parcel.message, opened(parcel)
         match message:
             case messages.Forward():
                 values, onward = unpack(message.carried, tensors, self._graph.stage)
@@ -286,7 +290,7 @@ class StageRunner:
         assert self.next is not None
         carried, tensors = pack_forward(sends, known, work.onward)
         message = msgspec.structs.replace(work.message, carried=carried)
-        self.next.send(Parcel(message, *self._copies.leave(tensors)))
+        self._send_packed(self.next, self._pack_forward, message, tensors)
         # Only which values went through here matters from now on, not what they were.
         work.onward.payloads = dict.fromkeys(work.onward.payloads)
 
@@ -336,7 +340,18 @@ class StageRunner:
             path_s=self.window.path_s,
             slowest_s=self.window.slowest_s,
         )
-        self.previous.send(Parcel(back, *self._copies.leave(tensors)))
+        self._send_packed(self.previous, self._pack_backward, back, tensors)
+
+    def _send_packed(
+        self,
+        outlet: Outlet,
+        packing: Packing,
+        message: messages.Message,
+        tensors: tuple[torch.Tensor, ...],
+    ) -> None:
+        """Packed where they are: less has to leave the device then."""
+        items, ready = leaving(packing.pack(tensors, outlet), self._copies.leave)
+        outlet.send(Parcel(message, items, ready))
 
     def _update(self, instruction: plan.Update) -> None:
         share = self.share

@@ -9,6 +9,7 @@ whoever waits here gets the error.
 """
 
 import logging
+import queue
 import threading
 import time
 import uuid
@@ -20,8 +21,9 @@ from typing import Any, TypeVar
 import torch
 
 from ravnest.errors import PeerError, RavnestError, RunError
-from ravnest.provider.averaging.averager import Averager
+from ravnest.provider.averaging.averager import Averager, RingInbox
 from ravnest.provider.averaging.settings import Averaging
+from ravnest.provider.compression import Compression
 from ravnest.provider.document import RingDocument
 from ravnest.provider.inbox import Asked, Inbox, Ordered, Stop, Submitted
 from ravnest.provider.runner import StageRunner
@@ -72,6 +74,7 @@ class Rings:
 
     documents: tuple[RingDocument, ...]
     settings: Averaging
+    compression: Compression = field(default_factory=Compression)
 
     def peers(self, me: str) -> dict[str, Peer]:
         members = (member for ring in self.documents for member in ring.members)
@@ -115,6 +118,7 @@ class ProviderRuntime:
         self._on_batch = on_batch
         self._rings = rings
         self._ring_peers = {} if rings is None else rings.peers(place.node)
+        self._ring_inbox: RingInbox = queue.SimpleQueue()  # members may call before it is read
         self._averager: Averager | None = None
         self._inbox = Inbox()
         self._shared_thread = network_thread
@@ -167,10 +171,12 @@ class ProviderRuntime:
             rings.documents,
             runner.share,
             rings.settings,
+            self._ring_inbox,
             reach=lambda node: self._network_thread.call(endpoint.reach(node)),
             on_compute_thread=lambda work: self._inbox.put(Asked(work)),
             averaged=runner.averaged,
             fail=self._fail,
+            compression=rings.compression,
         )
 
     async def _connect(self) -> None:
@@ -292,8 +298,7 @@ class ProviderRuntime:
         """On the network thread. In line with everything else it is for the compute thread to hear;
         but that may be stuck in what it computes, and an end must reach the user all the same."""
         if event.link.peer.node in self._ring_peers:
-            if self._averager is not None:
-                self._averager.happened(event)
+            self._ring_inbox.put(event)
             return
         self._inbox.put(event)
         match event:

@@ -11,7 +11,7 @@ taken from the thread that serves the network.
 import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import msgspec
 import torch
@@ -40,10 +40,9 @@ class Parcel:
     """Returns when the tensors hold what is to be sent; may block."""
 
 
-def opened(parcel: Parcel) -> Parcel:
-    """The parcel with every tensor unpacked."""
-    tensors = tuple(unpack(t) if isinstance(t, Packed) else t for t in parcel.tensors)
-    return replace(parcel, tensors=tensors)
+def opened(parcel: Parcel) -> tuple[torch.Tensor, ...]:
+    """The tensors of a parcel, unpacked."""
+    return tuple(unpack(t) if isinstance(t, Packed) else t for t in parcel.tensors)
 
 
 def encode(parcel: Parcel, sequence: int) -> Frame:

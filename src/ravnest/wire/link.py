@@ -24,6 +24,7 @@ from ravnest.wire.encoding import Parcel, decode, encode
 from ravnest.wire.framing import Assembler, Frame, Limits, ack_chunk, chunks
 from ravnest.wire.greeting import read_greeting, refuse
 from ravnest.wire.messages import PROTOCOL, Hello, Refused
+from ravnest.wire.pace import Pace
 from ravnest.wire.peers import Identity, Patience, Peer
 from ravnest.wire.session import Session, Window
 from ravnest.wire.streams import ChunkStream, Network, StreamError
@@ -87,6 +88,7 @@ class Link:
     ) -> None:
         self.peer = peer
         self.traffic = Traffic()
+        self.pace = Pace()
         self._me = me
         self._on_event = on_event
         self._patience = patience or Patience()
@@ -149,6 +151,7 @@ class Link:
         self._outbox_noticed = False
         while self._outbox:
             frame = self._outbox.popleft()
+            self.pace.submitted(others_wait=self._session.has_unsent)
             number = self._session.next_sequence()
             self._session.submit(Frame(number, frame.header, frame.body, frame.ready))
         self._all_arrived.clear()
@@ -260,6 +263,7 @@ class Link:
         first = self._peer_session is None
         self._peer_session = hello.session
         self._session.resume(hello.received)
+        self.pace.broke()
         self._check_all_arrived()
         self._state = _State.UP
         self._ack_now = not first  # nobody knows what of the last stream has arrived
@@ -297,6 +301,7 @@ class Link:
             ack, frame = assembler.feed(chunk)
             if ack is not None:
                 self._session.acknowledged(ack)
+                self.pace.arrived(ack.received, self._loop.time())
                 self._check_all_arrived()
                 self._work.set()
             if frame is not None and self._session.accept(frame.sequence):
@@ -332,6 +337,7 @@ class Link:
             if frame is not None:
                 if frame.ready is not None:
                     await self._ready(frame.ready)
+                self.pace.departed(frame.sequence, frame.size, self._loop.time())
                 for parts in chunks(frame, self._session.ack()):
                     self.traffic.sent_bytes += sum(map(len, parts))
                     await stream.write(parts)

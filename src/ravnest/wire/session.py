@@ -81,6 +81,11 @@ class Session:
             self._next -= 1
 
     @property
+    def has_unsent(self) -> bool:
+        """Something waits to be put on a stream."""
+        return self._next < len(self._kept)
+
+    @property
     def everything_arrived(self) -> bool:
         return not self._kept
 

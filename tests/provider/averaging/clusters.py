@@ -9,6 +9,7 @@ from pipelines import address_of, build, even_cuts
 from ravnest.planning.search.rings import form_rings
 from ravnest.planning.study import study
 from ravnest.provider.averaging.settings import Averaging
+from ravnest.provider.compression import Compression
 from ravnest.provider.document import RingDocument, RingMember
 from ravnest.provider.runtime import Rings
 from ravnest.wire.endpoint import NetworkThread
@@ -68,9 +69,7 @@ def clusters(model, example, folder, settings, stages, averaging=None, codec=Non
             ]
             places = [k for k, member in enumerate(members) if member.node == node]
             found += [RingDocument(ring.id, ring.names, tuple(members), k) for k in places]
-        return Rings(
-            tuple(found), averaging or Averaging(connect_s=3), **({"codec": codec} if codec else {})
-        )
+        return Rings(tuple(found), averaging or Averaging(connect_s=3), Compression(rings=codec))
 
     hub, thread = MemoryHub(), NetworkThread()
     thread.start()

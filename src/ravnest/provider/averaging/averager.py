@@ -12,7 +12,7 @@ import logging
 import queue
 import threading
 import time
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Sequence
 
 from ravnest.errors import RavnestError, RunError, WireError
@@ -22,14 +22,16 @@ from ravnest.provider.averaging.ring import RingPlace, Surroundings
 from ravnest.provider.averaging.settings import Averaging
 from ravnest.provider.averaging.share import Outcome, Share, Snapshot
 from ravnest.provider.averaging.vectors import Layout
+from ravnest.provider.compression import Compression, Packing
 from ravnest.provider.document import RingDocument
-from ravnest.wire.codecs import Codec
 from ravnest.wire.encoding import Parcel
 from ravnest.wire.link import Arrived, Link, LinkEvent, Lost, Up
 from ravnest.wire.messages import RingMessage
 
 logger = logging.getLogger("ravnest.averaging")
 _LAST_WORDS_S = 5.0
+RingInbox = queue.SimpleQueue[LinkEvent | Callable[[], None]]
+"""What links to members bring, and what this provider wants of its rings."""
 
 
 class Averager:
@@ -40,32 +42,34 @@ class Averager:
         rings: Sequence[RingDocument],
         share: Share,
         settings: Averaging,
+        inbox: RingInbox,
         *,
         reach: Callable[[str], Link],
         on_compute_thread: Callable[[Callable[[], None]], None],
         averaged: Callable[[Outcome], None],
         fail: Callable[[RavnestError], None],
-        codec_for: Callable[[Link], Codec | None] = lambda link: None,
-        compresses: bool = False,
+        compression: Compression,
     ) -> None:
         self._share = share
         self._reach = reach
         self._on_compute_thread = on_compute_thread
         self._fail = fail
-        self._inbox: queue.SimpleQueue[LinkEvent | Callable[[], None]] = queue.SimpleQueue()
+        self._inbox = inbox
         self._links: dict[str, Link] = {}
         self._outbox: deque[tuple[str, Parcel]] = deque()
         mbps = settings.most_mbps
         self._pacer = None if mbps is None else Pacer(mbps * 1e6 / 8)
         self._stopping = False
+        self._packings: defaultdict[str, Packing] = defaultdict(lambda: Packing(compression.rings))
         around = Surroundings(
             send=self._send,
             take_snapshot=self._take_snapshot,
             apply=lambda outcome: on_compute_thread(lambda: averaged(outcome)),
             skipped=lambda ring: on_compute_thread(lambda: share.skipped(ring)),
             released=lambda ring, last: on_compute_thread(lambda: share.released(ring, last=last)),
-            codec_for=lambda node: codec_for(self._link(node)),
+            codec_for=lambda node: self._packings[node].codec_for(self._link(node)),
         )
+        compresses = compression.rings is not None
         self._rings = {
             ring.id: self._place(ring, settings, around, compresses=compresses) for ring in rings
         }
@@ -97,10 +101,6 @@ class Averager:
 
     def start(self) -> None:
         self._thread.start()
-
-    def happened(self, event: LinkEvent) -> None:
-        """On the network thread."""
-        self._inbox.put(event)
 
     def due(self, ring: int) -> None:
         self._inbox.put(self._rings[ring].due)

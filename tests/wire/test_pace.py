@@ -1,0 +1,62 @@
+"""What a sender can tell of its link's speed."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ravnest.wire.pace import Pace
+
+MB = 1 << 20
+
+
+def play(pace, sizes, *, bytes_per_s, delay_s=0.0, pause_s=0.0):
+    """Messages one after the other over a link of this speed, each acknowledged when it is there;
+    the next departs as soon as the link is free, and after the pause."""
+    now = free = 0.0
+    arrivals = []
+    for sequence, size in enumerate(sizes, 1):
+        waits = free > now
+        pace.submitted(others_wait=waits)
+        departs = max(now, free)
+        while arrivals and arrivals[0][0] <= departs:
+            pace.arrived(arrivals[0][1], arrivals.pop(0)[0])
+        pace.departed(sequence, size, departs)
+        free = departs + size / bytes_per_s
+        arrivals.append((free + delay_s, sequence))
+        now += pause_s
+    for at, sequence in arrivals:
+        pace.arrived(sequence, at)
+
+
+def test_nothing_is_known_at_first():
+    pace = Pace()
+    assert pace.bytes_per_s is None
+    assert not pace.holds_up
+
+
+@given(st.floats(1e5, 1e9), st.lists(st.integers(MB, 8 * MB), min_size=40, max_size=60))
+def test_a_busy_link_shows_its_speed(bytes_per_s, sizes):
+    pace = Pace()
+    play(pace, sizes, bytes_per_s=bytes_per_s, delay_s=0.01 * MB / bytes_per_s)
+    assert pace.holds_up
+    assert 0.95 * bytes_per_s < pace.bytes_per_s < 1.05 * bytes_per_s
+
+
+def test_a_link_with_little_to_do_does_not_hold_up():
+    pace = Pace()
+    play(pace, [64 << 10] * 50, bytes_per_s=1e8, delay_s=0.05, pause_s=0.2)
+    assert not pace.holds_up
+
+
+def test_small_messages_say_nothing_about_speed():
+    pace = Pace()
+    play(pace, [100] * 50, bytes_per_s=1e8, delay_s=0.05)
+    assert pace.bytes_per_s is None
+
+
+def test_what_is_sent_again_after_a_break_counts_once():
+    pace = Pace()
+    pace.departed(1, MB, 0.0)
+    pace.broke()
+    pace.departed(1, MB, 5.0)
+    pace.arrived(1, 6.0)
+    assert pace.bytes_per_s == MB
