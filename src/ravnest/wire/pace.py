@@ -1,8 +1,9 @@
 """How fast a link is, as its sender can tell. Pure.
 
 For every message that has arrived: what was delivered from the last word of an arrival before its
-departure to the word of its own, over that time. A link that has little to do looks slower than it is, so the fastest of the
-last messages counts; and a link is only said to hold its sender up if messages had to wait.
+departure to the word of its own, over that time. A link that has little to do looks slower than it
+is, so the fastest of the last messages counts; and a link is only said to hold its sender up if
+messages had to wait.
 """
 
 from collections import deque
