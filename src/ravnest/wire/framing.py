@@ -17,10 +17,10 @@ import struct
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-import numpy as np
 import xxhash
 
 from ravnest.errors import WireError
+from ravnest.wire.buffers import BufferPool
 
 CHUNK_BYTES = 1 << 20
 _PREFIX = struct.Struct("<4sIQQQQQ")
@@ -104,6 +104,7 @@ class Assembler:
 
     def __init__(self, limits: Limits | None = None) -> None:
         self._limits = limits or Limits()
+        self._buffers = BufferPool()
         self._frame: _Partial | None = None
         self._offered: memoryview | None = None
 
@@ -148,9 +149,8 @@ class Assembler:
             raise WireError("the header of a frame is cut off")
         header = bytes(rest[:header_bytes])
         try:
-            # Not a bytearray, which would be filled with zeros: memory that nobody has touched is
-            # not taken before it fills.
-            body = np.empty(body_bytes, dtype=np.uint8).data
+            # Not filled with zeros: memory that nobody has touched is not taken before it fills.
+            body = self._buffers.take(body_bytes)
         except MemoryError:
             raise WireError(f"there is no memory for a frame of {body_bytes} bytes") from None
         self._frame = _Partial(sequence, header, body, 0, checksum)

@@ -69,7 +69,7 @@ def clusters(model, example, folder, settings, stages, averaging=None, codec=Non
             ]
             places = [k for k, member in enumerate(members) if member.node == node]
             found += [RingDocument(ring.id, ring.names, tuple(members), k) for k in places]
-        return Rings(tuple(found), averaging or Averaging(connect_s=3), Compression(rings=codec))
+        return Rings(tuple(found), averaging or Averaging(connect_s=30), Compression(rings=codec))
 
     hub, thread = MemoryHub(), NetworkThread()
     thread.start()

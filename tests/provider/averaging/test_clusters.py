@@ -279,7 +279,7 @@ def test_a_cluster_that_dies_costs_rounds_and_not_the_run(tmp_path, victim, capl
 
     with (
         caplog.at_level(logging.WARNING, "ravnest"),
-        clusters(model, (data[0][0],), tmp_path, given, (2, 3, 2)) as made,
+        clusters(model, (data[0][0],), tmp_path, given, (2, 3, 2), Averaging(connect_s=10)) as made,
     ):
         made.all(work)
         survivors = [made.each[c] for c in range(3) if c != victim]
@@ -304,7 +304,7 @@ def test_the_last_one_left_trains_on(tmp_path):
         cluster.order("average")
         cluster.order("save")
 
-    with clusters(model, (data[0][0],), tmp_path, given, (2, 2)) as made:
+    with clusters(model, (data[0][0],), tmp_path, given, (2, 2), Averaging(connect_s=5)) as made:
         made.all(work)
         assert len(made.each[1].losses) == 20
 
@@ -314,7 +314,7 @@ def test_weights_that_are_not_finite_end_their_cluster_and_not_the_others(tmp_pa
     model = TiedModel()
     data = [words(c, batches=12) for c in range(2)]
     given = settings(data, cross, SGD, 2, schedule="async")
-    with clusters(model, (data[0][0],), tmp_path, given, (2, 2)) as made:
+    with clusters(model, (data[0][0],), tmp_path, given, (2, 2), Averaging(connect_s=5)) as made:
         poisoned = made.each[1].runtimes[0]
 
         def work(cluster, c):

@@ -69,7 +69,7 @@ class World:
             case TakeSnapshot(number, _):
                 took = self.dice.uniform(0, 0.5)
                 self.later(took, lambda: self.snapshot(member, number))
-            case Start(number, _, members, weights, still, _, _):
+            case Start(round=number, members=members, weights=weights, still=still):
                 assert len(members) == len(weights) == len(set(members))
                 assert member in members
                 assert self.started.setdefault((number, members[0]), members) == members

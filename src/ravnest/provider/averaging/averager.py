@@ -20,7 +20,7 @@ from ravnest.provider.averaging.fragments import Fragment, divided
 from ravnest.provider.averaging.pacing import Pacer
 from ravnest.provider.averaging.ring import RingPlace, Surroundings
 from ravnest.provider.averaging.settings import Averaging
-from ravnest.provider.averaging.share import Outcome, Share, Snapshot
+from ravnest.provider.averaging.share import Outcome, Share
 from ravnest.provider.averaging.vectors import Layout
 from ravnest.provider.compression import Compression, Packing
 from ravnest.provider.document import RingDocument
@@ -217,14 +217,16 @@ class Averager:
     # ---- the compute thread ----
 
     def _take_snapshot(self, ring: int, number: int, fragments: tuple[int, ...]) -> None:
+        place = self._rings[ring]
+
         def take() -> None:
+            # What others need to know of it goes ahead, so that all members copy at once.
+            facts = self._share.facts(ring, fragments)
+            self._inbox.put(lambda: place.snapshot_begun(number, facts))
             snapshot = self._share.snapshot(ring, fragments)
-            self._inbox.put(lambda: self._taken(ring, number, snapshot))
+            self._inbox.put(lambda: place.snapshot_taken(number, snapshot))
 
         self._on_compute_thread(take)
-
-    def _taken(self, ring: int, number: int, snapshot: Snapshot) -> None:
-        self._rings[ring].snapshot_taken(number, snapshot)
 
 
 def _wrapped(error: Exception) -> RunError:

@@ -1,8 +1,9 @@
 """One round of one ring, as one member computes it: chunks come, are added to, and go on.
 
-Every member's share is its weight over the sum of all, so the sum of the shares is the mean. The
-snapshot of this member is used up on the way: when a chunk's mean comes, its own share has long
-been added, and what is to be applied takes its place.
+Every member's share is its weight over the sum of all, so the sum of the shares is the mean. A chunk
+sets out as it lies in the snapshot of its first member, whose share is the unit of the sum: nothing
+is copied or multiplied before it leaves. The snapshot is used up on the way: when a chunk's mean
+comes, its own share has long been added, and what is to be applied takes its place.
 
 Either the values themselves travel, or, where all members have a base in common, the changes since
 then. Those are small and alike in size, so that they can be compressed; and what compression leaves
@@ -61,7 +62,9 @@ class Exchange:
         place = members.index(me)
         # Where nobody has anything to say, all say the same.
         total = sum(weights)
-        self._share = weights[place] / total if total > 0 else 1 / len(weights)
+        even = [1 / len(weights)] * len(weights)
+        self._shares = [weight / total for weight in weights] if total > 0 else even
+        self._share = self._shares[place]
         self._still = still
         self._divisions, self._courses = [], []
         for track in tracks:
@@ -86,9 +89,14 @@ class Exchange:
             for item in course.begin():
                 start, stop = self._bounds(vector, item)
                 track = self._tracks[vector]
-                share = track.own[start:stop] * self._share
-                self._add_residual(track, start, share)
-                yield self._message(vector, item), self._packed(track, start, share)[0]
+                values = track.own[start:stop]
+                if track.codec is not None and track.changes:
+                    values = self._with_residual(track, start, values.clone(), self._share)
+                    payload, _ = self._packed(track, start, values, self._share)
+                    yield self._message(vector, item), payload
+                else:
+                    # Not written to before its mean is back, when it has long arrived.
+                    yield self._message(vector, item), values
 
     @torch.no_grad()
     def arrived(self, message: RingChunk, payload: Payload) -> Outgoing | None:
@@ -110,22 +118,27 @@ class Exchange:
                 f"{track.own.dtype}[{stop - start}] belongs"
             )
         if step.add:
-            values.add_(track.own[start:stop], alpha=self._share)
-            self._add_residual(track, start, values)
+            unit = self._shares[message.segment]
+            if not unit and message.passed == 1:
+                values.zero_()
+            values.add_(track.own[start:stop], alpha=self._share / (unit or 1.0))
+            self._with_residual(track, start, values, unit)
             if step.finish:
-                self._finish(track, start, values)
-            payload, values = self._packed(track, start, values)
+                self._finish(track, start, values, unit)
+            payload, values = self._packed(track, start, values, 1.0 if step.finish else unit)
         if step.keep:
             self._keep(track, start, values)
         return None if step.onward is None else (self._message(vector, step.onward), payload)
 
-    def _finish(self, track: Track, start: int, mean: torch.Tensor) -> None:
+    def _finish(self, track: Track, start: int, mean: torch.Tensor, unit: float) -> None:
+        if unit:
+            mean.mul_(unit)
         if track.changes and track.momentum is not None:
             trained = max(0, min(track.trained - start, mean.numel()))
             track.momentum.step(start, mean[:trained])
 
     def _packed(
-        self, track: Track, start: int, values: torch.Tensor
+        self, track: Track, start: int, values: torch.Tensor, unit: float
     ) -> tuple[Payload, torch.Tensor]:
         """The form in which they travel, and what others will make of it."""
         if track.codec is None or not track.changes:
@@ -135,14 +148,19 @@ class Exchange:
             return values, values
         arriving = unpack(packed)
         if track.residual is not None:
-            track.residual[start : start + values.numel()].add_(values).sub_(arriving)
+            left_out = track.residual[start : start + values.numel()]
+            left_out.add_(values.sub_(arriving), alpha=unit or 1.0)
         return packed, arriving
 
-    def _add_residual(self, track: Track, start: int, values: torch.Tensor) -> None:
+    def _with_residual(
+        self, track: Track, start: int, values: torch.Tensor, unit: float
+    ) -> torch.Tensor:
+        """Together with what this member has left out before."""
         if track.residual is not None and track.changes:
             left_out = track.residual[start : start + values.numel()]
-            values.add_(left_out)
+            values.add_(left_out, alpha=1.0 / (unit or 1.0))
             left_out.zero_()
+        return values
 
     def _keep(self, track: Track, start: int, mean: torch.Tensor) -> None:
         stop = start + mean.numel()

@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
+import xxhash
 
 from ravnest.provider.averaging.outer import Momentum, Nesterov
 from ravnest.provider.averaging.vectors import Layout, Vectors, numbered
@@ -53,7 +54,8 @@ class Fragment:
         zeros: Callable[[torch.Tensor], torch.Tensor] = torch.zeros_like
         residual = Vectors(*map(zeros, base)) if keeps_residual else None
         momenta = [] if outer is None else [Momentum(outer) for _ in base]
-        return cls(layout, base, numbered("the plan", layout.digest), residual, momenta)
+        content = [xxhash.xxh3_64_intdigest(vector.numpy().data) for vector in base]
+        return cls(layout, base, numbered(layout.digest, content), residual, momenta)
 
     def completed(self, number: int, members: Sequence[int], *, changes: bool) -> None:
         """A round of this fragment is over, and the base is what it has agreed upon."""

@@ -3,7 +3,7 @@
 import logging
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 
@@ -20,7 +20,7 @@ from ravnest.provider.averaging.rollcall import (
     Start,
     TakeSnapshot,
 )
-from ravnest.provider.averaging.share import Outcome, Snapshot
+from ravnest.provider.averaging.share import Facts, Outcome, Snapshot
 from ravnest.provider.averaging.vectors import numbered
 from ravnest.provider.document import RingDocument
 from ravnest.wire.codecs import Codec
@@ -50,9 +50,12 @@ class _Round:
     number: int
     fragments: tuple[int, ...]
     began: float
+    facts: Facts | None = None
     snapshot: Snapshot | None = None
     start: Start | None = None
     exchange: Exchange | None = None
+    early: list[Parcel] = field(default_factory=list)
+    """Chunks that came before the snapshot was there."""
 
 
 class RingPlace:
@@ -136,41 +139,60 @@ class RingPlace:
             self._do(self._roll.heard(message, self._clock()))
             return
         current = self._round
-        if current is None or current.exchange is None or current.number != message.round:
+        if current is None or current.start is None or current.number != message.round:
             return  # of a round that has been given up here
+        if current.exchange is None:
+            current.early.append(parcel)
+        else:
+            self._take_in(current, current.exchange, message, parcel)
+
+    def _take_in(
+        self, current: _Round, exchange: Exchange, message: RingChunk, parcel: Parcel
+    ) -> None:
         if len(parcel.tensors) != 1:
             raise WireError(f"a chunk with {len(parcel.tensors)} tensors")
-        onward = current.exchange.arrived(message, parcel.tensors[0])
+        onward = exchange.arrived(message, parcel.tensors[0])
         if onward is not None:
             self._pass_on(*onward)
         self._look_whether_done(current)
 
-    def snapshot_taken(self, number: int, snapshot: Snapshot) -> None:
+    def snapshot_begun(self, number: int, facts: Facts) -> None:
         current = self._round
         if current is None or current.number != number:
             return
-        self._check(snapshot, current.fragments)
-        current.snapshot = snapshot
+        current.facts = facts
         layouts = [self.fragments[k].layout.digest for k in current.fragments]
         bases = [self.fragments[k].base_id for k in current.fragments]
-        moments = [layout.digest for layout, _ in snapshot.moments if layout.names]
+        moments = [layout.digest for layout in facts.moments if layout.names]
         share = RingShare(
             member=self._roll.me,
-            weight=snapshot.weight,
+            weight=facts.weight,
             layout=numbered(*layouts),
             moments=numbered(*moments) if moments else 0,
             base=numbered(*bases) if all(bases) else 0,
         )
         self._do(self._roll.snapshot_taken(share, self._clock()))
 
-    def _check(self, snapshot: Snapshot, fragments: Sequence[int]) -> None:
+    def snapshot_taken(self, number: int, snapshot: Snapshot) -> None:
+        current = self._round
+        if current is None or current.number != number:
+            return
+        current.snapshot = snapshot
+        self._check(current)
+        if current.start is not None:
+            self._begin(current)
+
+    def _check(self, current: _Round) -> None:
         """A cluster that has gone astray ends here, and does not lead the others astray."""
-        for number, vectors in zip(fragments, snapshot.vectors, strict=True):
+        snapshot, facts = current.snapshot, current.facts
+        assert snapshot is not None
+        assert facts is not None
+        for number, vectors in zip(current.fragments, snapshot.vectors, strict=True):
             layout = self.fragments[number].layout
             for vector, trained in zip(vectors, layout.trained(), strict=True):
                 if trained and not torch.stack(torch.aminmax(vector[:trained])).isfinite().all():
                     raise RunError(
-                        f"after {snapshot.updates} updates there are weights that are not finite "
+                        f"after {facts.updates} updates there are weights that are not finite "
                         f"(NaN or infinite) among {layout.names[0]!r} and those after it; they are "
                         "not averaged with other clusters. A lower learning rate, "
                         "clip_grad_norm=1.0 or a look at the data may help"
@@ -188,7 +210,10 @@ class RingPlace:
                     self._round = _Round(number, tuple(chosen), self._clock())
                     self._around.take_snapshot(self.id, number, tuple(chosen))
                 case Start():
-                    self._start(instruction)
+                    assert self._round is not None
+                    self._round.start = instruction
+                    if self._round.snapshot is not None:
+                        self._begin(self._round)
                 case Skip(number, reason):
                     self._skip(number, reason)
                 case Release(last):
@@ -197,15 +222,15 @@ class RingPlace:
                 case Over(reason):
                     logger.info("ring %d: no more rounds, %s", self.id, reason)
 
-    def _start(self, start: Start) -> None:
-        current = self._round
-        assert current is not None
-        assert current.snapshot is not None
-        current.start = start
+    def _begin(self, current: _Round) -> None:
+        """Snapshot and start of the round are there."""
+        start, snapshot = current.start, current.snapshot
+        assert start is not None
+        assert snapshot is not None
         current.exchange = Exchange(
             self.id,
             start.round,
-            self._tracks(current.snapshot, start, current.fragments),
+            self._tracks(snapshot, start, current.fragments),
             start.members,
             start.weights,
             self._roll.me,
@@ -213,11 +238,15 @@ class RingPlace:
         )
         for message, payload in current.exchange.begin():
             self._pass_on(message, payload)
+        early, current.early = current.early, []
+        for parcel in early:
+            assert isinstance(parcel.message, RingChunk)
+            self._take_in(current, current.exchange, parcel.message, parcel)
         self._look_whether_done(current)
 
     def _tracks(self, snapshot: Snapshot, start: Start, fragments: Sequence[int]) -> list[Track]:
         after = start.members[(start.members.index(self._roll.me) + 1) % len(start.members)]
-        codec = None if start.still else self._around.codec_for(self._members[after].node)
+        codec = None if start.last else self._around.codec_for(self._members[after].node)
         tracks = []
         for number, vectors in zip(fragments, snapshot.vectors, strict=True):
             fragment = self.fragments[number]
@@ -234,7 +263,7 @@ class RingPlace:
                     )
                 )
         if start.moments:
-            tracks += [Track(vector) for _, vectors in snapshot.moments for vector in vectors]
+            tracks += [Track(vector) for vectors in snapshot.moments for vector in vectors]
         return tracks
 
     def _pass_on(self, message: RingChunk, payload: Payload) -> None:
@@ -246,11 +275,12 @@ class RingPlace:
         self._around.send(self._members[after].node, Parcel(message, (payload,)))
 
     def _look_whether_done(self, current: _Round) -> None:
-        if current.exchange is None or not current.exchange.is_done:
+        if self._round is not current or current.exchange is None or not current.exchange.is_done:
             return
-        start, snapshot = current.start, current.snapshot
+        start, snapshot, facts = current.start, current.snapshot, current.facts
         assert start is not None
         assert snapshot is not None
+        assert facts is not None
         self._round = None
         parts = []
         for number, vectors in zip(current.fragments, snapshot.vectors, strict=True):
@@ -269,10 +299,10 @@ class RingPlace:
                 self.id,
                 current.fragments,
                 tuple(parts),
-                snapshot.moments if start.moments else (),
+                tuple(zip(facts.moments, snapshot.moments, strict=True)) if start.moments else (),
                 start.still,
-                snapshot.samples,
-                snapshot.updates,
+                facts.samples,
+                facts.updates,
             )
         )
         self._do(self._roll.completed(self._clock()))

@@ -64,6 +64,7 @@ class Start:
     weights: tuple[float, ...]
     still: bool
     """Nobody trains: keep the mean itself."""
+    last: bool
     moments: bool
     changes: bool
 
@@ -356,6 +357,7 @@ class RollCall:
             begin.members,
             begin.weights,
             current.call.still,
+            current.call.last,
             begin.moments,
             begin.changes,
         )

@@ -16,15 +16,23 @@ from ravnest.stage.module import StageModule
 
 
 @dataclass(frozen=True, slots=True)
-class Snapshot:
-    """Values as they were between two updates, and what had been learnt by then."""
+class Facts:
+    """About a snapshot: known before the values are copied."""
 
-    vectors: tuple[Vectors, ...]
-    moments: tuple[tuple[Layout, Vectors], ...]
     weight: float
     """Samples since the last round of these tensors."""
     samples: float
     updates: int
+    moments: tuple[Layout, ...]
+    """Of the optimizer's state, if that is averaged; one for each fragment."""
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """Values as they were between two updates, fragment by fragment."""
+
+    vectors: tuple[Vectors, ...]
+    moments: tuple[Vectors, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +75,8 @@ class _Ring:
     """That had been made at the snapshot of the last round."""
     samples: list[float] = field(default_factory=list)
     """The same of samples, for each fragment."""
+    spare: dict[int, Vectors] = field(default_factory=dict)
+    """Memory of earlier snapshots, for the next ones."""
 
 
 class Share:
@@ -180,21 +190,25 @@ class Share:
     def parameter_names(self, names: Sequence[str]) -> list[str]:
         return [name for name in names if name in self._parameters]
 
+    def facts(self, ring: int, fragments: Sequence[int]) -> Facts:
+        known = self._rings[ring]
+        since = min(known.samples[number] for number in fragments)
+        states = [self._moments(known.layouts[number].names) for number in fragments]
+        moments = tuple(Layout.of(state) for state in states) if self._average_optim else ()
+        return Facts(self._samples - since, self._samples, self._updates, moments)
+
     def snapshot(self, ring: int, fragments: Sequence[int]) -> Snapshot:
         """The present values; between two updates."""
         known = self._rings[ring]
-        layouts = [known.layouts[number] for number in fragments]
         vectors, moments = [], []
-        for layout in layouts:
-            vectors.append(layout.gather(self.tensors(layout.names)))
+        for number in fragments:
+            layout = known.layouts[number]
+            spare = known.spare.pop(number, None)
+            vectors.append(layout.gather(self.tensors(layout.names), spare))
             if self._average_optim:
                 state = self._moments(layout.names)
-                moment_layout = Layout.of(state)
-                moments.append((moment_layout, moment_layout.gather(state)))
-        since = min(known.samples[number] for number in fragments)
-        return Snapshot(
-            tuple(vectors), tuple(moments), self._samples - since, self._samples, self._updates
-        )
+                moments.append(Layout.of(state).gather(state))
+        return Snapshot(tuple(vectors), tuple(moments))
 
     def _moments(self, names: Sequence[str]) -> dict[str, torch.Tensor]:
         """The optimizer's state, but for its counters."""
@@ -233,8 +247,9 @@ class Share:
                 if Layout.of(state) == layout:
                     layout.write(vectors, state)
             ring = self._rings[outcome.ring]
-            for number in outcome.fragments:
+            for number, (_, vectors) in zip(outcome.fragments, outcome.parts, strict=True):
                 ring.samples[number] = max(ring.samples[number], outcome.samples)
+                ring.spare[number] = vectors
             ring.updates, ring.asked = outcome.updates, False
             self.rounds += 1
 

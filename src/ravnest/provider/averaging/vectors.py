@@ -67,12 +67,15 @@ class Layout:
             counts[dtype in _WIDE] += _count(shape, dtype)
         return counts[0], counts[1]
 
-    def gather(self, tensors: Mapping[str, torch.Tensor]) -> Vectors:
-        """The present values, copied."""
+    def empty(self) -> Vectors:
         singles, doubles = self.sizes()
-        vectors = Vectors(
+        return Vectors(
             torch.empty(singles, dtype=torch.float32), torch.empty(doubles, dtype=torch.float64)
         )
+
+    def gather(self, tensors: Mapping[str, torch.Tensor], into: Vectors | None = None) -> Vectors:
+        """The present values, copied."""
+        vectors = into or self.empty()
         for name, target in self._places(vectors):
             target.copy_(_as_real(tensors[name].detach()).reshape(-1))
         return vectors
