@@ -96,6 +96,11 @@ class Member:
             if self.share.has_news:
                 self.share.apply()
 
+    @property
+    def exchange_s(self) -> float:
+        """How long chunks were under way in the last round."""
+        return self._averager.reports()[0].exchange_s
+
     def close(self) -> None:
         self._averager.stop()
         self._thread.call(self._endpoint.close(2.0))

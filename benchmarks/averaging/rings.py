@@ -34,11 +34,20 @@ def process(rank: int, world: int, addresses: list[list[str]], store: int, repor
         for (name, (network, codec)), where in zip(CONTESTANTS.items(), addresses, strict=True)
     }
 
+    weights, flat = values.clone(), torch.empty_like(values)
+
     def all_reduce() -> None:
         dist.all_reduce(values)
         values.div_(world)
 
-    runs: dict[str, Callable[[], None]] = {"gloo all_reduce": all_reduce}
+    def gloo_round() -> None:
+        """The same work as a round: a snapshot, and the difference applied to the weights."""
+        flat.copy_(weights)
+        dist.all_reduce(flat)
+        flat.div_(world).sub_(weights)
+        weights.add_(flat)
+
+    runs: dict[str, Callable[[], None]] = {"gloo all_reduce": all_reduce, "gloo round": gloo_round}
     runs |= {name: member.round for name, member in members.items()}
     for number in range(ROUNDS + 1):
         for name, run in runs.items():
@@ -47,8 +56,10 @@ def process(rank: int, world: int, addresses: list[list[str]], store: int, repor
             run()
             spent = time.process_time() - before
             dist.barrier()
+            whole = time.perf_counter() - started
+            exchange = members[name].exchange_s if name in members else whole
             if number:  # the first one warms up
-                report.put((name, time.perf_counter() - started, spent))
+                report.put((name, whole, exchange, spent))
     # What was averaged is the mean, whatever way it took.
     for name, member in members.items():
         off = (member.parameter.detach() - values).abs().max().item()
@@ -69,21 +80,25 @@ def compare(world: int) -> None:
     ]
     for end in ends:
         end.start()
-    found: dict[str, list[tuple[float, float]]] = {}
-    for _ in range(ROUNDS * world * (len(CONTESTANTS) + 1)):
-        name, seconds, spent = report.get(timeout=300)
-        found.setdefault(name, []).append((seconds, spent))
+    found: dict[str, list[tuple[float, ...]]] = {}
+    for _ in range(ROUNDS * world * (len(CONTESTANTS) + 2)):
+        name, *figures = report.get(timeout=300)
+        found.setdefault(name, []).append(tuple(figures))
     for end in ends:
         end.join()
         if end.exitcode:
             raise SystemExit(f"a member ended with {end.exitcode}")
-    gloo = statistics.median(seconds for seconds, _ in found["gloo all_reduce"])
-    print(f"{world} processes, {MEGABYTES} MB, averaged MB/s (median of {ROUNDS}), CPU s of all")
-    for name, times in found.items():
-        middle = statistics.median(seconds for seconds, _ in times)
-        spent = statistics.median(cpu for _, cpu in times) * world
+    middle = {
+        name: [statistics.median(column) for column in zip(*times, strict=True)]
+        for name, times in found.items()
+    }
+    bare, whole = middle["gloo all_reduce"][1], middle["gloo round"][0]
+    print(f"{world} processes, {MEGABYTES} MB, medians of {ROUNDS}")
+    for name, (seconds, exchange, spent) in middle.items():
         print(
-            f"  {name:22} {MEGABYTES / middle:6.0f}   {gloo / middle:5.2f} x gloo   {spent:5.2f}",
+            f"  {name:20} exchange {MEGABYTES / exchange:5.0f} MB/s {bare / exchange:5.2f} x gloo"
+            f"   whole round {MEGABYTES / seconds:5.0f} MB/s {whole / seconds:5.2f} x gloo"
+            f"   CPU s {spent * world:5.2f}",
             flush=True,
         )
 

@@ -235,6 +235,8 @@ class RingGone(_Typed, frozen=True, kw_only=True):
 
     ring: Count
     member: Count
+    after: Count = 0
+    """The last round in which it has done all that others need of it."""
 
 
 class RingChunk(_Typed, frozen=True, kw_only=True):

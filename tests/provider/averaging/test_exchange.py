@@ -151,9 +151,7 @@ class Run:
         self.codec = codec
         self.sent = 0
         self.fragments = [
-            Fragment.starting_from(
-                self.layout, each, keeps_base=True, keeps_residual=codec is not None, outer=outer
-            )
+            Fragment.starting_from(self.layout, each, keeps_base=True, outer=outer)
             for each in self.values
         ]
 
@@ -167,6 +165,7 @@ class Run:
         found, exchanges = [], []
         for k in self.members:
             fragment = self.fragments[k]
+            fragment.remember_for(self.codec)
             vectors = self.layout.gather(self.values[k])
             found.append(vectors)
             momentum = fragment.momenta[0] if fragment.momenta else None
@@ -224,11 +223,15 @@ def test_compressed_rounds_keep_the_members_together_and_lose_nothing_for_good(n
     bases = [fragment.base.single for fragment in run.fragments]
     assert all(torch.equal(base, bases[0]) for base in bases)
     # What is missing is exactly what the members still remember to send.
-    remembered = sum(fragment.residual.single.double() for fragment in run.fragments)
-    torch.testing.assert_close(run.mean() + remembered, exact.mean(), atol=1e-5, rtol=1e-5)
+    residuals = [fragment.residual for fragment in run.fragments]
+    remembered = sum(residual.single.double() for residual in residuals if residual is not None)
+    loose = 1e-5 if residuals[0] is not None else 1e-3
+    torch.testing.assert_close(run.mean() + remembered, exact.mean(), atol=loose, rtol=loose)
     moved = (exact.mean() - Run(members).mean()).norm()
     assert (run.mean() - exact.mean()).norm() < (0.6 if name == "topk" else 0.05) * moved
     run.round(41, still=True)
+    if residuals[0] is not None:
+        torch.testing.assert_close(run.mean(), exact.mean(), atol=1e-5, rtol=1e-5)
     assert all(torch.equal(each["w"], run.values[0]["w"]) for each in run.values)
 
 

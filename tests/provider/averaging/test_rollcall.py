@@ -315,3 +315,23 @@ def test_fragments_take_turns_and_the_last_round_has_all_of_them():
     assert seen[-1] == 0
     assert set(seen[:3]) == {1, 2, 3}
     assert seen[:3] == seen[3:6]
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_one_that_leaves_after_a_round_does_not_spoil_it_for_the_others(seed):
+    world = World(4, random.Random(seed), blocking=True)
+    obey = world.obey
+
+    def leave_at_once(member, instruction):
+        if isinstance(instruction, Release):
+            world.released[member] = world.now
+            world.tell(member, lambda c: c.leave(world.now))
+        else:
+            obey(member, instruction)
+
+    world.obey = leave_at_once
+    for member in range(4):
+        world.later(0, lambda m=member: world.tell(m, lambda c: c.waits(world.now)))
+    world.run(100)
+    assert set(world.released) == {0, 1, 2, 3}
+    assert not world.skipped

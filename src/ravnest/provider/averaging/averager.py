@@ -18,7 +18,7 @@ from collections.abc import Callable, Sequence
 from ravnest.errors import RavnestError, RunError, WireError
 from ravnest.provider.averaging.fragments import Fragment, divided
 from ravnest.provider.averaging.pacing import Pacer
-from ravnest.provider.averaging.ring import RingPlace, Surroundings
+from ravnest.provider.averaging.ring import RingPlace, RoundReport, Surroundings
 from ravnest.provider.averaging.settings import Averaging
 from ravnest.provider.averaging.share import Outcome, Share
 from ravnest.provider.averaging.vectors import Layout
@@ -90,7 +90,6 @@ class Averager:
                     Layout.of(some, parameters),
                     some,
                     keeps_base=compresses or settings.outer is not None,
-                    keeps_residual=compresses,
                     outer=settings.outer,
                 )
             )
@@ -98,6 +97,10 @@ class Averager:
         return RingPlace(ring, fragments, around, round_s=settings.round_s, wait_s=settings.wait_s)
 
     # ---- from other threads ----
+
+    def reports(self) -> dict[int, RoundReport]:
+        """The last round of each ring."""
+        return {number: ring.last for number, ring in self._rings.items() if ring.last is not None}
 
     def start(self) -> None:
         self._thread.start()

@@ -1,9 +1,9 @@
 """One round of one ring, as one member computes it: chunks come, are added to, and go on.
 
-Every member's share is its weight over the sum of all, so the sum of the shares is the mean. A chunk
-sets out as it lies in the snapshot of its first member, whose share is the unit of the sum: nothing
-is copied or multiplied before it leaves. The snapshot is used up on the way: when a chunk's mean
-comes, its own share has long been added, and what is to be applied takes its place.
+Every member's share is its weight over the sum of all, so the sum of the shares is the mean. A
+chunk sets out as it lies in the snapshot of its first member, whose share is the unit of the sum:
+nothing is copied or multiplied before it leaves. The snapshot is used up on the way: when a chunk's
+mean comes, its own share has long been added, and what is to be applied takes its place.
 
 Either the values themselves travel, or, where all members have a base in common, the changes since
 then. Those are small and alike in size, so that they can be compressed; and what compression leaves
@@ -40,6 +40,11 @@ class Track:
     residual: torch.Tensor | None = None
     momentum: Momentum | None = None
     codec: Codec | None = None
+
+    @property
+    def remembers(self) -> bool:
+        """What a codec leaves out, or has left out before, is made up for."""
+        return self.changes and self.residual is not None
 
 
 class Exchange:
@@ -90,13 +95,11 @@ class Exchange:
                 start, stop = self._bounds(vector, item)
                 track = self._tracks[vector]
                 values = track.own[start:stop]
-                if track.codec is not None and track.changes:
+                if track.remembers:
                     values = self._with_residual(track, start, values.clone(), self._share)
-                    payload, _ = self._packed(track, start, values, self._share)
-                    yield self._message(vector, item), payload
-                else:
-                    # Not written to before its mean is back, when it has long arrived.
-                    yield self._message(vector, item), values
+                # What is sent as it lies there is not written to before its mean is back, when it
+                # has long arrived.
+                yield self._message(vector, item), self._packed(track, start, values, self._share)
 
     @torch.no_grad()
     def arrived(self, message: RingChunk, payload: Payload) -> Outgoing | None:
@@ -125,7 +128,9 @@ class Exchange:
             self._with_residual(track, start, values, unit)
             if step.finish:
                 self._finish(track, start, values, unit)
-            payload, values = self._packed(track, start, values, 1.0 if step.finish else unit)
+            payload = self._packed(track, start, values, 1.0 if step.finish else unit)
+            if step.keep and isinstance(payload, Packed):  # all are to have the same
+                values = unpack(payload)
         if step.keep:
             self._keep(track, start, values)
         return None if step.onward is None else (self._message(vector, step.onward), payload)
@@ -137,26 +142,23 @@ class Exchange:
             trained = max(0, min(track.trained - start, mean.numel()))
             track.momentum.step(start, mean[:trained])
 
-    def _packed(
-        self, track: Track, start: int, values: torch.Tensor, unit: float
-    ) -> tuple[Payload, torch.Tensor]:
-        """The form in which they travel, and what others will make of it."""
+    def _packed(self, track: Track, start: int, values: torch.Tensor, unit: float) -> Payload:
+        """The form in which they travel. What that leaves out is remembered."""
         if track.codec is None or not track.changes:
-            return values, values
+            return values
         packed = track.codec.pack(values)
-        if not isinstance(packed, Packed):
-            return values, values
-        arriving = unpack(packed)
-        if track.residual is not None:
+        if track.remembers and isinstance(packed, Packed):
+            assert track.residual is not None
             left_out = track.residual[start : start + values.numel()]
-            left_out.add_(values.sub_(arriving), alpha=unit or 1.0)
-        return packed, arriving
+            left_out.add_(values.sub_(unpack(packed)), alpha=unit or 1.0)
+        return packed
 
     def _with_residual(
         self, track: Track, start: int, values: torch.Tensor, unit: float
     ) -> torch.Tensor:
         """Together with what this member has left out before."""
-        if track.residual is not None and track.changes:
+        if track.remembers:
+            assert track.residual is not None
             left_out = track.residual[start : start + values.numel()]
             values.add_(left_out, alpha=1.0 / (unit or 1.0))
             left_out.zero_()

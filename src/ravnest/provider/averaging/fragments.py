@@ -1,6 +1,6 @@
 """A ring's tensors in parts that are averaged in turn, and what is remembered about each."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -8,6 +8,10 @@ import xxhash
 
 from ravnest.provider.averaging.outer import Momentum, Nesterov
 from ravnest.provider.averaging.vectors import Layout, Vectors, numbered
+from ravnest.wire.codecs import Codec
+
+_EXACT_ENOUGH = {"fp16", "bf16", "zstd"}
+"""Codecs that leave out no more of a change than rounding does to weights of half precision."""
 
 
 def divided(sizes: Mapping[str, int], parts: int) -> list[list[str]]:
@@ -45,17 +49,21 @@ class Fragment:
         tensors: Mapping[str, torch.Tensor],
         *,
         keeps_base: bool,
-        keeps_residual: bool,
         outer: Nesterov | None,
     ) -> "Fragment":
         if not keeps_base:
             return cls(layout)
         base = layout.gather(tensors)
-        zeros: Callable[[torch.Tensor], torch.Tensor] = torch.zeros_like
-        residual = Vectors(*map(zeros, base)) if keeps_residual else None
         momenta = [] if outer is None else [Momentum(outer) for _ in base]
         content = [xxhash.xxh3_64_intdigest(vector.numpy().data) for vector in base]
-        return cls(layout, base, numbered(layout.digest, content), residual, momenta)
+        return cls(layout, base, numbered(layout.digest, content), momenta=momenta)
+
+    def remember_for(self, codec: Codec | None) -> None:
+        """From now on what codecs leave out is made up for, if this one leaves out much."""
+        if codec is None or codec.name in _EXACT_ENOUGH or self.base is None:
+            return
+        if self.residual is None:
+            self.residual = Vectors(*(torch.zeros_like(vector) for vector in self.base))
 
     def completed(self, number: int, members: Sequence[int], *, changes: bool) -> None:
         """A round of this fragment is over, and the base is what it has agreed upon."""

@@ -45,11 +45,26 @@ class Surroundings:
     """How chunks to that node are to be compressed."""
 
 
+@dataclass(frozen=True)
+class RoundReport:
+    """What a round was like, as this member saw it."""
+
+    number: int
+    members: int
+    seconds: float
+    """From the call to the result."""
+    exchange_s: float
+    """Of those, while chunks were under way."""
+    sent_bytes: int
+
+
 @dataclass
 class _Round:
     number: int
     fragments: tuple[int, ...]
     began: float
+    exchange_began: float = 0.0
+    sent_bytes: int = 0
     facts: Facts | None = None
     snapshot: Snapshot | None = None
     start: Start | None = None
@@ -74,6 +89,7 @@ class RingPlace:
         self.id = document.id
         self.fragments = fragments
         self.skips = 0
+        self.last: RoundReport | None = None
         self._members = document.members
         self._around = around
         self._clock = clock
@@ -227,6 +243,7 @@ class RingPlace:
         start, snapshot = current.start, current.snapshot
         assert start is not None
         assert snapshot is not None
+        current.exchange_began = self._clock()
         current.exchange = Exchange(
             self.id,
             start.round,
@@ -250,6 +267,7 @@ class RingPlace:
         tracks = []
         for number, vectors in zip(fragments, snapshot.vectors, strict=True):
             fragment = self.fragments[number]
+            fragment.remember_for(codec)
             for k, trained in enumerate(fragment.layout.trained()):
                 tracks.append(
                     Track(
@@ -272,6 +290,7 @@ class RingPlace:
         assert current.start is not None
         members = current.start.members
         after = members[(members.index(self._roll.me) + 1) % len(members)]
+        current.sent_bytes += payload.nbytes
         self._around.send(self._members[after].node, Parcel(message, (payload,)))
 
     def _look_whether_done(self, current: _Round) -> None:
@@ -287,12 +306,21 @@ class RingPlace:
             fragment = self.fragments[number]
             fragment.completed(start.round, start.members, changes=start.changes)
             parts.append((fragment.layout, vectors))
+        now = self._clock()
+        self.last = RoundReport(
+            start.round,
+            len(start.members),
+            now - current.began,
+            now - current.exchange_began,
+            current.sent_bytes,
+        )
         logger.info(
-            "ring %d: round %d of %d clusters in %.2f s",
+            "ring %d: round %d of %d clusters in %.2f s, %.1f MB sent",
             self.id,
             start.round,
             len(start.members),
-            self._clock() - current.began,
+            self.last.seconds,
+            self.last.sent_bytes / 1e6,
         )
         self._around.apply(
             Outcome(

@@ -130,6 +130,7 @@ class RollCall:
         self._round: _Round | None = None
         self._last_number = 0
         self._complete = 0
+        self._settled = 0
 
     @property
     def alive(self) -> list[int]:
@@ -182,7 +183,8 @@ class RollCall:
         """This member will not be there any more."""
         if self._state == "over":
             return []
-        found = [*self._to_neighbours(RingGone(ring=self._ring, member=self.me))]
+        gone = RingGone(ring=self._ring, member=self.me, after=self._settled)
+        found = self._to_neighbours(gone)
         if self._round is not None:
             found += self._drop("this member leaves")
         return [*found, *self._end("this member has left")]
@@ -210,22 +212,23 @@ class RollCall:
             case RingCancel():
                 return self._cancelled(message, now)
             case RingGone():
-                return self.lost(message.member, now)
+                return self.lost(message.member, now, message.after)
 
-    def lost(self, member: int, now: float) -> list[Instruction]:
-        """A member cannot be reached, or is said to be gone."""
+    def lost(self, member: int, now: float, after: int = 0) -> list[Instruction]:
+        """A member cannot be reached, or is said to be gone; it has done its part in all rounds up
+        to `after`."""
         if self._state == "over" or member in self._gone or not 0 <= member < self._members:
             return []
         if member == self.me:
             found = self._drop("the others go on alone") if self._round is not None else []
             return [*found, *self._end("the other members have given this one up")]
         self._gone.add(member)
-        gone = RingGone(ring=self._ring, member=member)
+        gone = RingGone(ring=self._ring, member=member, after=after)
         # It is told too: it may live, and is not to wait for those who have given it up.
         found = [*self._to_neighbours(gone), Send(member, gone)]
-        if self._round is not None:
+        if self._round is not None and self._round.call.round > after:
             found += self._cancel(f"{self._names[member]} is gone")
-        if len(self.alive) == 1:
+        if len(self.alive) == 1 and self._round is None:
             return [*found, *self._end("nobody else is left")]
         if self._due or self._stand != "trains":
             found += self._wish(now)  # it may have been under way there, or the leader is another
@@ -381,6 +384,7 @@ class RollCall:
     def _leave_round(self, now: float) -> list[Instruction]:
         assert self._round is not None
         call, self._round, self._state = self._round.call, None, "idle"
+        self._settled = call.round
         # What was said before this round is settled by it; some may have said something since.
         for member, wish in list(self._wishes.items()):
             if wish.after < call.round:
@@ -389,7 +393,10 @@ class RollCall:
                 else:
                     del self._wishes[member]
         free = self._stand == "waits" or (self._stand == "ended" and call.last)
-        return [*(self._released() if free else []), *self._lead(now)]
+        found = self._released() if free else []
+        if len(self.alive) == 1:
+            return [*found, *self._end("nobody else is left")]
+        return [*found, *self._lead(now)]
 
     def _released(self) -> list[Instruction]:
         last, self._stand = self._stand == "ended", "trains"
@@ -409,9 +416,12 @@ class RollCall:
         assert self._round is not None
         number, self._round = self._round.call.round, None
         self._state = "idle"
-        return [Skip(number, reason)]
+        skip: list[Instruction] = [Skip(number, reason)]
+        return [*skip, *self._end("nobody else is left")] if len(self.alive) == 1 else skip
 
     def _end(self, reason: str) -> list[Instruction]:
+        if self._state == "over":
+            return []
         self._state = "over"
         released = self._released() if self._stand != "trains" else []
         return [Over(reason), *released]
