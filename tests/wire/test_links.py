@@ -554,3 +554,43 @@ def test_a_greeting_is_not_repeated_later(run):
         assert "greeting in the middle" in str((await b.next(Lost)).error)
 
     run(scenario)
+
+
+def test_a_link_can_be_closed_at_any_moment_of_its_dialling(run):
+    """A wait that is cancelled just when it ends swallows that; the link must not live on."""
+
+    async def scenario(world):
+        answering = world.party("b")
+        await answering.endpoint.listen(answering.address)
+        answering.endpoint.welcome([Peer("a", "nowhere:1")], QUICK)
+        for steps in range(60):
+            calling = Party(world.network("a"), "a")
+            link = await calling.endpoint.dial(answering.peer)
+            for _ in range(steps):
+                await asyncio.sleep(0)
+            await asyncio.wait_for(calling.endpoint.close(0.0), 10)
+            assert link._runner.done()
+            answering.endpoint._links.clear()
+
+    run(scenario)
+
+
+def test_whoever_is_welcome_may_call_and_be_called(run):
+    async def scenario(world):
+        a, b, c = (world.party(node) for node in "abc")
+        for party in (a, b, c):
+            await party.endpoint.listen(party.address)
+        for party, others in ((a, (b, c)), (b, (a, c)), (c, (a, b))):
+            party.endpoint.welcome([other.peer for other in others], QUICK)
+        one, two = await a.endpoint.reach("b"), await c.endpoint.reach("b")
+        assert await a.endpoint.reach("b") is one
+        one.send(Parcel(Command(order="flush", number=1)))
+        two.send(Parcel(Command(order="flush", number=2)))
+        # b has not asked for a, which dials; c waits to be called, so b has to need it too.
+        await b.next(Up)
+        assert (await b.next()).message.number == 1
+        await b.endpoint.reach("c")
+        await b.next(Up)
+        assert (await b.next()).message.number == 2
+
+    run(scenario)

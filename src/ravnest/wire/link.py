@@ -218,10 +218,6 @@ class Link:
             except Exception as error:
                 self._give_up(self._unexpected(error))
                 return
-            if self._closed_meanwhile:
-                # A wait that ends at the very moment it is cancelled does not notice it.
-                stream.abandon()
-                return
             pause = self._patience.retry_s
             self._stream = stream
             try:
@@ -238,10 +234,6 @@ class Link:
                 self._give_up(self._unexpected(error))
             finally:
                 stream.abandon()
-
-    @property
-    def _closed_meanwhile(self) -> bool:
-        return self._state is _State.CLOSED
 
     def _unexpected(self, error: Exception) -> PeerError:
         logger.debug("the link to %s failed", self.peer, exc_info=error)
@@ -266,6 +258,8 @@ class Link:
 
     async def _serve(self, stream: ChunkStream, hello: Hello) -> None:
         """Both directions of one stream, until it breaks or the link is closed."""
+        if self._state is _State.CLOSED:
+            return  # a wait that ends at the very moment it is cancelled does not notice that
         if problem := self._unfit(hello):
             raise PeerError(problem)
         first = self._peer_session is None
