@@ -15,17 +15,31 @@ import statistics
 import subprocess
 import sys
 import time
+from typing import Any
 
 import torch
 
-MEGABYTES, ROUNDS, PATIENCE_S = 100, 7, 120
+MEGABYTES, ROUNDS, PATIENCE_S, LOOKING_S = 100, 7, 60, 20
 
 
-def meet(said: object) -> None:
-    """Tell the parent, and go on once every member has."""
+def meet(said: object) -> list[str]:
+    """Say a word, and go on once every member has said one; these are they."""
     print(said, flush=True)
-    if not sys.stdin.readline():
-        sys.exit("the parent is gone")
+    return sys.stdin.readline().split() or sys.exit("the parent is gone")
+
+
+def group(averager: Any) -> Any:
+    """A step whose group is assembled; now and then hivemind leaves a member out of one."""
+    while True:
+        meet("looking")
+        control = averager.step(
+            wait=False, require_trigger=True, allow_retries=False, timeout=LOOKING_S
+        )
+        while control.stage.name in ("IDLE", "LOOKING_FOR_GROUP"):
+            time.sleep(0.002)
+        if set(meet(control.stage.name)) == {"AWAITING_TRIGGER"}:
+            return control
+        control.cancel()
 
 
 def member(rank: int, world: int, peers: list[str]) -> None:
@@ -48,23 +62,12 @@ def member(rank: int, world: int, peers: list[str]) -> None:
         start=True,
         target_group_size=world,
         min_group_size=world,
-        min_matchmaking_time=2.0,
-        request_timeout=1.0,
         allreduce_timeout=PATIENCE_S,
     )
     for _ in range(ROUNDS + 1):
         with averager.get_tensors() as (vector,):
             vector.copy_(own)
-        meet("ready")
-        control = averager.step(
-            wait=False,
-            require_trigger=True,
-            allow_retries=False,  # a second attempt would look for a group in the timed part
-            timeout=PATIENCE_S,
-        )
-        while control.stage.name in ("IDLE", "LOOKING_FOR_GROUP"):
-            time.sleep(0.002)
-        meet("assembled")
+        control = group(averager)
         started = time.perf_counter()
         control.allow_allreduce()
         control.result(timeout=PATIENCE_S)
@@ -93,15 +96,15 @@ def hear(end: subprocess.Popen[str]) -> str:
     line = end.stdout.readline() if heard else ""
     if not line:
         sys.exit("a member has failed")
-    return line
+    return line.strip()
 
 
 def gather(ends: list[subprocess.Popen[str]]) -> list[str]:
-    """What every member said where they meet; they go on from there."""
+    """What every member said where they meet, told to all of them."""
     said = [hear(end) for end in ends]
     for end in ends:
         assert end.stdin
-        end.stdin.write("\n")
+        end.stdin.write(" ".join(said) + "\n")
         end.stdin.flush()
     return said
 
@@ -116,8 +119,9 @@ def measure(world: int) -> None:
             if rank == 0:
                 peers = hear(ends[0]).split()
         for number in range(ROUNDS + 1):
-            gather(ends)  # ready
-            gather(ends)  # assembled
+            gather(ends)
+            while set(gather(ends)) != {"AWAITING_TRIGGER"}:
+                gather(ends)
             spent = gather(ends)
             if number:  # the first one warms up
                 times += map(float, spent)
