@@ -12,7 +12,7 @@ import pytest
 import torch
 from torchvision_shim import import_torchvision
 
-from ravnest import clusterize
+from ravnest import clusterize, model_fusion
 from ravnest.launch import launch, planned_nodes
 from ravnest.plan import Plan
 from ravnest.rundir import RunDir
@@ -83,12 +83,44 @@ def test_a_large_model_is_read_from_its_checkpoint(folder, capsys):
     torch.testing.assert_close(pipeline(input_ids=tokens)["logits"], expected)
 
 
-def test_a_provider_script_with_callbacks_and_a_loop_of_its_own(tmp_path, monkeypatch):
-    """The three programs of training.md in one file, on two providers."""
+AROUND = """
+import torch
+from torch.utils.data import DataLoader, TensorDataset
+from ravnest import Node, Trainer
+
+torch.manual_seed(1)
+data = TensorDataset(torch.randn(640, 20), torch.randint(0, 2, (640,)))
+train = labels = DataLoader(data, batch_size=16)
+def criterion(outputs, batch):
+    return torch.nn.functional.cross_entropy(outputs, batch[1])
+"""
+
+
+@pytest.mark.parametrize("number", [0, 1])
+def test_several_clusters(tmp_path, monkeypatch, number):
+    """The programs of averaging.md, on two clusters of two."""
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "node_data").mkdir()
+    plan_for_local_providers(tmp_path, 4, max_clusters=2)
+    shown = programs("docs/averaging.md")
+    training = [line for line in shown[0].splitlines() if not line.startswith("node =")]
+    program = shown[0] if number == 0 else "\n".join([shown[1], *training])
+    (tmp_path / "train.py").write_text(AROUND + program)
+    lines = []
+    outcome = launch(
+        [sys.executable, "train.py"],
+        planned_nodes(RunDir()),
+        show=lambda name, line: lines.append(f"{name}: {line}"),
+    )
+    assert set(outcome.codes.values()) == {0}, "\n".join(lines)
+    assert set(planned_nodes(RunDir()).values()) == {0, 1}
+    one, other = (torch.load(model_fusion(cluster_id=c), weights_only=True) for c in (0, 1))
+    assert all(torch.equal(one[name], other[name]) for name in one)
+
+
+def plan_for_local_providers(folder, count, **options):
+    (folder / "node_data").mkdir()
     with contextlib.ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(2)]
+        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
         for each in sockets:
             each.bind(("127.0.0.1", 0))
         addresses = [f"127.0.0.1:{each.getsockname()[1]}" for each in sockets]
@@ -96,11 +128,17 @@ def test_a_provider_script_with_callbacks_and_a_loop_of_its_own(tmp_path, monkey
         str(number): {"IP": address, "benchmarks": {"ram": 2, "bandwidth": 1000}}
         for number, address in enumerate(addresses)
     }
-    (tmp_path / "node_data" / "node_configs.json").write_text(json.dumps(pool))
+    (folder / "node_data" / "node_configs.json").write_text(json.dumps(pool))
     model = torch.nn.Sequential(
         torch.nn.Linear(20, 64), torch.nn.ReLU(), torch.nn.Linear(64, 64), torch.nn.Linear(64, 2)
     )
-    clusterize(model, (torch.randn(64, 20),), quiet=True, max_clusters=1)
+    clusterize(model, (torch.randn(64, 20),), quiet=True, idle_gain=1e9, **options)
+
+
+def test_a_provider_script_with_callbacks_and_a_loop_of_its_own(tmp_path, monkeypatch):
+    """The three programs of training.md in one file, on two providers."""
+    monkeypatch.chdir(tmp_path)
+    plan_for_local_providers(tmp_path, 2, max_clusters=1)
     (tmp_path / "train.py").write_text("\n".join(programs("docs/training.md")))
     lines = []
     outcome = launch(
@@ -120,6 +158,7 @@ def test_every_program_is_run_by_a_test():
     """A new one in the documentation needs a test above."""
     found = {path.name: len(programs(f"docs/{path.name}")) for path in ROOT.glob("docs/*.md")}
     assert {name: count for name, count in found.items() if count} == {
+        "averaging.md": 2,
         "models.md": 2,
         "training.md": 3,
     }

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from ravnest.node import Node
     from ravnest.operations.utils import clusterize
+    from ravnest.provider.averaging.outer import Nesterov
+    from ravnest.provider.averaging.settings import Averaging
     from ravnest.trainer import Trainer
     from ravnest.utils import model_fusion, set_seed
 
@@ -21,6 +23,8 @@ except PackageNotFoundError:  # run from a source tree that was never installed
     __version__ = "0+unknown"
 
 _HOMES = {
+    "Averaging": "ravnest.provider.averaging.settings",
+    "Nesterov": "ravnest.provider.averaging.outer",
     "Node": "ravnest.node",
     "Trainer": "ravnest.trainer",
     "clusterize": "ravnest.operations.utils",
@@ -28,7 +32,16 @@ _HOMES = {
     "set_seed": "ravnest.utils",
 }
 
-__all__ = ["Node", "Trainer", "__version__", "clusterize", "model_fusion", "set_seed"]
+__all__ = [
+    "Averaging",
+    "Nesterov",
+    "Node",
+    "Trainer",
+    "__version__",
+    "clusterize",
+    "model_fusion",
+    "set_seed",
+]
 
 
 def __getattr__(name: str) -> Any:
