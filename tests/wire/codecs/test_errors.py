@@ -63,7 +63,7 @@ def test_int8(values):
     assert (in_blocks(error, 256) <= (largest / 254).clamp(min=2.0**-127) * SLACK).all()
 
 
-@pytest.mark.parametrize(("name", "steps"), [("int4", 1.0), ("int4n", 0.5)])
+@pytest.mark.parametrize(("name", "steps"), [("int4s", 1.0), ("int4", 0.5)])
 @given(values=spread())
 @settings(max_examples=100, deadline=None)
 def test_int4(name, steps, values):
@@ -77,7 +77,7 @@ def test_outliers_cost_their_neighbours_less():
     torch.manual_seed(1)
     values = torch.randn(1 << 14)
     values[::BLOCK] = 10
-    error = there_and_back("int4n", values) - values
+    error = there_and_back("int4", values) - values
     # One step for the whole block as it is would be 10 / 7.5, and the error 0.29 of that.
     assert error.square().mean().sqrt() < 0.5 * 10 / 7.5 * 0.29
 
@@ -110,19 +110,19 @@ def biases(name, values, times):
     return errors.mean(0) / (errors.std(0) / times**0.5).clamp(min=1e-12)
 
 
-def test_int4_is_right_on_average_and_int4n_is_not():
+def test_int4s_is_right_on_average_and_int4_is_not():
     torch.manual_seed(5)
     values = torch.randn(512)
     values[::100] *= 50
-    fair = biases("int4", values, 3000)
+    fair = biases("int4s", values, 3000)
     assert fair.abs().max() < 6
     assert 0.8 < fair.square().mean().sqrt() < 1.25
-    assert biases("int4n", values, 10).abs().max() > 6
+    assert biases("int4", values, 10).abs().max() > 6
 
 
 def test_int4_errors_cancel_when_many_are_summed():
     torch.manual_seed(6)
-    values, codec = torch.randn(4096), codec_named("int4")
+    values, codec = torch.randn(4096), codec_named("int4s")
     once = (unpack(codec.pack(values)) - values).norm()
     mean = torch.stack([unpack(codec.pack(values)) for _ in range(100)]).mean(0)
     assert (mean - values).norm() < 0.13 * once
@@ -130,7 +130,7 @@ def test_int4_errors_cancel_when_many_are_summed():
 
 def test_int4_leaves_the_users_dice_alone():
     before = torch.get_rng_state()
-    codec_named("int4").pack(torch.ones(1000))
+    codec_named("int4s").pack(torch.ones(1000))
     assert torch.equal(torch.get_rng_state(), before)
 
 
@@ -144,7 +144,7 @@ def test_the_rotation_is_the_hadamard_matrix():
 def test_int4_unpacks_to_the_same_bits_everywhere():
     """Whatever order a machine adds in: the result is one exact sum, rounded once."""
     torch.manual_seed(7)
-    packed = codec_named("int4").pack(torch.randn(BLOCK * 9) * 1e-3)
+    packed = codec_named("int4s").pack(torch.randn(BLOCK * 9) * 1e-3)
     nibbles, scales = packed.parts
     low, high = nibbles.view(-1, 64) & 15, nibbles.view(-1, 64) >> 4
     codes = torch.cat([low, high], 1).double() * 2 - 15

@@ -3,10 +3,10 @@
 Values of a rotated block are of much the same size (see `rotation`), and lie between -7.5 and 7.5
 steps. A code counts from the bottom: 0 to 15, all of them used.
 
-"int4" rounds up or down at random, and more often to the nearer side, so that on average what
-comes out is what went in: errors of many tensors cancel instead of adding up. "int4n" rounds to
+"int4s" rounds up or down at random, and more often to the nearer side, so that on average what
+comes out is what went in: errors of many tensors cancel instead of adding up. "int4" rounds to
 the nearest, with an error that is smaller by a third and always the same. Within a block, the root
-of the summed squared errors is less than one step, or half a step for "int4n", and a step is
+of the summed squared errors is less than one step, or half a step for "int4", and a step is
 1/7.5 of the largest rotated value.
 
 Unpacking multiplies whole numbers by the scale once, so every machine gets the same bits.

@@ -32,8 +32,8 @@ _MAKERS: dict[str, Callable[[], Codec]] = {
     "fp16": Fp16,
     "bf16": Bf16,
     "int8": Int8,
-    "int4": lambda: Int4("int4", Noise()),
-    "int4n": lambda: Int4("int4n", None),
+    "int4s": lambda: Int4("int4s", Noise()),
+    "int4": lambda: Int4("int4", None),
     "topk": TopK,
     "zstd": Zstd,
 }
