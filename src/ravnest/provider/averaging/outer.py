@@ -8,6 +8,8 @@ from dataclasses import dataclass
 
 import torch
 
+from ravnest.errors import NodeError
+
 
 @dataclass(frozen=True)
 class Nesterov:
@@ -18,7 +20,7 @@ class Nesterov:
 
     def __post_init__(self) -> None:
         if not self.lr > 0 or not 0 <= self.momentum < 1:
-            raise ValueError(
+            raise NodeError(
                 f"Nesterov(lr={self.lr!r}, momentum={self.momentum!r}): the rate must be above 0, "
                 "the momentum from 0 to below 1"
             )

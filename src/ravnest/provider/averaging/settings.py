@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
+from ravnest.errors import NodeError
 from ravnest.provider.averaging.outer import Nesterov
 
 
@@ -29,10 +30,10 @@ class Averaging:
 
     def __post_init__(self) -> None:
         if self.mode not in ("background", "blocking"):
-            raise ValueError(f"mode is {self.mode!r}; expected 'background' or 'blocking'")
+            raise NodeError(f"mode is {self.mode!r}; expected 'background' or 'blocking'")
         if self.fragments != int(self.fragments) or self.fragments < 1:
-            raise ValueError(f"fragments is {self.fragments!r}; expected a whole number from 1")
+            raise NodeError(f"fragments is {self.fragments!r}; expected a whole number from 1")
         for name in ("most_mbps", "connect_s", "round_s", "wait_s"):
             value = getattr(self, name)
             if value is not None and not value > 0:
-                raise ValueError(f"{name} is {value!r}; expected a number above 0")
+                raise NodeError(f"{name} is {value!r}; expected a number above 0")
