@@ -8,6 +8,7 @@ from torch import nn
 from ravnest.errors import NodeError
 from ravnest.provider.compression import Compression, Packing
 from ravnest.provider.compute.updating import UpdateSettings
+from ravnest.wire import messages
 from ravnest.wire.codecs import Packed
 from ravnest.wire.pace import Pace
 
@@ -111,6 +112,21 @@ def test_lossless_compression_changes_nothing(tmp_path):
     losses, found, _ = run(tmp_path / "zstd", "zstd")
     assert losses == exact
     assert all(torch.equal(found[name], state[name]) for name in state)
+
+
+def test_predictions_are_those_of_the_model_whatever_the_codec(tmp_path):
+    torch.manual_seed(0)
+    model, data = TiedModel(width=32), words(1)
+    given = settings_for(data, loss_of, SGD, compression=Compression(edges="int4"))
+    with pipeline(model, (data[0],), tmp_path, given, stages=3) as cluster:
+        values, rows = cluster.inputs.bind((data[0],), {}, "eval")
+        of = cluster.numbers.without_gradients(rows)
+        future = cluster.root.expect_result(of.batch)
+        message = messages.Forward(of=of, task="predict", carried=(), proof=())
+        cluster.root.submit(message, values)
+        (found,) = future.result(20)[1]
+    with torch.no_grad():
+        torch.testing.assert_close(found, model.eval()(data[0]))
 
 
 def test_gradients_that_are_not_finite_arrive_as_such(tmp_path):

@@ -36,6 +36,8 @@ from ravnest.stage import structure
 from ravnest.wire import messages
 from ravnest.wire.encoding import Parcel, opened
 
+_AS_THEY_ARE = Packing(None)
+
 
 class Outlet(Protocol):
     """Where messages to a neighbour go."""
@@ -290,7 +292,9 @@ class StageRunner:
         assert self.next is not None
         carried, tensors = pack_forward(sends, known, work.onward)
         message = msgspec.structs.replace(work.message, carried=carried)
-        self._send_packed(self.next, self._pack_forward, message, tensors)
+        # Evaluation judges the model, not the codec.
+        packing = self._pack_forward if message.task == "train" else _AS_THEY_ARE
+        self._send_packed(self.next, packing, message, tensors)
         # Only which values went through here matters from now on, not what they were.
         work.onward.payloads = dict.fromkeys(work.onward.payloads)
 
