@@ -40,6 +40,7 @@ T = TypeVar("T")
 _STALL_REPORT_S = 60.0
 _LAST_WORDS_S = 2.0
 """How long a provider that has failed tries to say so."""
+_MEMBER_RESUME_S = 60.0
 _LAST_STEP_S = 10.0
 """How long the compute thread may take to end: what it is computing is not interrupted."""
 
@@ -190,7 +191,12 @@ class ProviderRuntime:
         )
         await self._endpoint.listen(place.listen)
         if self._rings is not None:
-            patience = replace(self._patience, connect_s=self._rings.settings.connect_s)
+            patience = replace(
+                self._patience,
+                connect_s=self._rings.settings.connect_s,
+                # Nothing waits for a member of another cluster, and giving one up is for good.
+                resume_s=max(_MEMBER_RESUME_S, self._patience.resume_s),
+            )
             self._endpoint.welcome(self._ring_peers.values(), patience)
         if place.next is not None:
             self._links[place.next.node] = await self._endpoint.dial(place.next)

@@ -12,7 +12,8 @@ from torch import nn
 from ravnest.errors import RunError
 from ravnest.provider.averaging.outer import Nesterov
 from ravnest.provider.averaging.settings import Averaging
-from ravnest.provider.averaging.share import Rules
+from ravnest.provider.averaging.share import Outcome, Rules, Share
+from ravnest.provider.averaging.vectors import Layout, Vectors
 from ravnest.provider.compute.updating import UpdateSettings
 
 SGD = UpdateSettings(optimizer=torch.optim.SGD, optimizer_params={"lr": 0.1, "momentum": 0.9})
@@ -356,3 +357,25 @@ def test_training_may_go_on_after_a_meeting(tmp_path):
     with clusters(model, (data[0][0],), tmp_path, given, (2, 3)) as made:
         made.all(work)
         assert_same_bytes(made.states())
+
+
+def test_a_snapshot_waits_for_the_outcome_of_the_round_before():
+    """Otherwise what that one changes would be brought, and applied, a second time."""
+    weights = {"w": nn.Parameter(torch.tensor([1.0]))}
+
+    class Stage:
+        def tensors(self):
+            return dict(weights)
+
+    share = Share(Stage(), weights, lambda: None, Rules(1, blocking=False))
+    layout = Layout.of(weights, {"w"})
+    share.add_ring(0, [layout])
+    change = Vectors(torch.tensor([1.0]), torch.empty(0, dtype=torch.float64))
+    share.averaged(Outcome(0, (0,), ((layout, change),), (), False, 0.0, 0))
+    taken = []
+    share.when_up_to_date(lambda: taken.append(share.snapshot(0, (0,)).vectors[0].single.item()))
+    assert taken == []
+    share.apply()
+    assert taken == [2.0]
+    share.when_up_to_date(lambda: taken.append("at once"))
+    assert taken == [2.0, "at once"]

@@ -258,3 +258,27 @@ def test_names_are_divided_into_runs_of_about_equal_size(parts):
     assert len(found) == min(parts, 12)
     weights = [sum(sizes[name] for name in run) for run in found]
     assert max(weights) - min(weights) <= 24
+
+
+def test_what_codecs_leave_out_does_not_go_through_the_outer_optimizer_again():
+    run = Run(3, codec=codec_named("topk"), outer=Nesterov(0.7, 0.9), elements=4096)
+    exact = Run(3, outer=Nesterov(0.7, 0.9), elements=4096)
+    for number in range(1, 61):
+        for each in (run, exact):
+            torch.manual_seed(number)
+            each.learn()
+            each.round(number)
+    assert run.mean().norm() < 1.5 * exact.mean().norm()
+
+
+def test_a_member_that_weighs_nothing_keeps_what_it_still_has_to_send():
+    run = Run(2, codec=codec_named("int8"))
+    for fragment in run.fragments:
+        fragment.remember_for(run.codec)
+    run.fragments[0].residual.single.fill_(1.0)
+    before = run.mean()
+    run.round(1, weights=[0.0, 1.0])
+    remembered = sum(fragment.residual.single.double() for fragment in run.fragments)
+    torch.testing.assert_close(
+        run.mean() - before + remembered, torch.ones_like(before), atol=1e-5, rtol=1e-5
+    )

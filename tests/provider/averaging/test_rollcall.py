@@ -5,7 +5,7 @@ import random
 from dataclasses import dataclass, field
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from ravnest.provider.averaging.rollcall import (
@@ -80,6 +80,8 @@ class World:
                 if last:
                     assert member not in self.released
                     self.released[member] = self.now
+                    # It saves, and is gone; others may have missed the round when somebody died.
+                    self.later(30.0, lambda: self.tell(member, lambda c: c.leave(self.now)))
                 else:
                     self.train(member, *self.pace[member])
             case Over(reason):
@@ -220,6 +222,7 @@ def test_strange_messages_change_nothing():
 
 
 @settings(max_examples=150, deadline=None)
+@example(members=6, seed=1057, deaths=[(0, 0.0), (1, 203.0)], exchange_s=10.0, blocking=False)
 @given(
     st.integers(2, 6),
     st.integers(0, 10**6),
@@ -275,7 +278,8 @@ def test_one_that_holds_other_tensors_is_noticed():
     world.later(0, lambda: world.tell(0, lambda c: c.due(world.now)))
     world.run(50)
     assert not world.completed
-    assert {reason for *_, reason in world.skipped} == {"the members do not hold the same tensors"}
+    assert all("do not hold the same tensors" in reason for *_, reason in world.skipped)
+    assert set(world.over) == {0, 1}
 
 
 def test_whoever_leaves_is_not_waited_for():
@@ -294,7 +298,7 @@ def test_one_that_the_others_have_given_up_does_not_wait_for_them():
         world.later(0, lambda m=member: world.train(m, 10, 50))
     world.later(22, lambda: world.tell(0, lambda c: c.lost(1, world.now)))
     world.run(100)
-    assert world.over == {1: "the other members have given this one up"}
+    assert world.over[1] == "the other members have given this one up"
     assert set(world.released) == {0, 1, 2}
 
 

@@ -8,6 +8,7 @@ It owns the rings of this provider, all of which may be in a round at once. Memb
 cost rounds; only what goes wrong on this side ends the run.
 """
 
+import contextlib
 import logging
 import queue
 import threading
@@ -133,9 +134,10 @@ class Averager:
                 self._take()
                 self._let_go()
         except Exception as error:
-            self._leave()
             logger.debug("averaging failed", exc_info=True)
             self._fail(error if isinstance(error, RavnestError) else _wrapped(error))
+            with contextlib.suppress(Exception):
+                self._leave()
         finally:
             self._let_go(all_of_it=True)
 
@@ -229,7 +231,7 @@ class Averager:
             snapshot = self._share.snapshot(ring, fragments)
             self._inbox.put(lambda: place.snapshot_taken(number, snapshot))
 
-        self._on_compute_thread(take)
+        self._on_compute_thread(lambda: self._share.when_up_to_date(take))
 
 
 def _wrapped(error: Exception) -> RunError:

@@ -95,6 +95,8 @@ class Exchange:
                 start, stop = self._bounds(vector, item)
                 track = self._tracks[vector]
                 values = track.own[start:stop]
+                if not self._share:  # what the others add is in units of the whole then
+                    values = torch.zeros_like(values)
                 if track.remembers:
                     values = self._with_residual(track, start, values.clone(), self._share)
                 # What is sent as it lies there is not written to before its mean is back, when it
@@ -122,13 +124,13 @@ class Exchange:
             )
         if step.add:
             unit = self._shares[message.segment]
-            if not unit and message.passed == 1:
-                values.zero_()
             values.add_(track.own[start:stop], alpha=self._share / (unit or 1.0))
-            self._with_residual(track, start, values, unit)
             if step.finish:
                 self._finish(track, start, values, unit)
-            payload = self._packed(track, start, values, 1.0 if step.finish else unit)
+                unit = 1.0
+            # After the outer step: what was left out then must not go through it again.
+            self._with_residual(track, start, values, unit)
+            payload = self._packed(track, start, values, unit)
             if step.keep and isinstance(payload, Packed):  # all are to have the same
                 values = unpack(payload)
         if step.keep:

@@ -69,7 +69,7 @@ class _Round:
     snapshot: Snapshot | None = None
     start: Start | None = None
     exchange: Exchange | None = None
-    early: list[Parcel] = field(default_factory=list)
+    early: list[tuple[str, Parcel]] = field(default_factory=list)
     """Chunks that came before the snapshot was there."""
 
 
@@ -95,6 +95,7 @@ class RingPlace:
         self._clock = clock
         self._wait_s = wait_s
         self._wait_ends: float | None = None
+        self._leaves = False
         self._round: _Round | None = None
         self._roll = RollCall(
             document.id,
@@ -129,6 +130,7 @@ class RingPlace:
         self._do(self._roll.ended(self._clock()))
 
     def leave(self) -> None:
+        self._leaves = True
         self._do(self._roll.leave(self._clock()))
 
     def lost(self, node: str, reason: str) -> None:
@@ -158,7 +160,7 @@ class RingPlace:
         if current is None or current.start is None or current.number != message.round:
             return  # of a round that has been given up here
         if current.exchange is None:
-            current.early.append(parcel)
+            current.early.append((source, parcel))
         else:
             self._take_in(current, current.exchange, message, parcel)
 
@@ -236,7 +238,8 @@ class RingPlace:
                     self._wait_ends = None
                     self._around.released(self.id, last)
                 case Over(reason):
-                    logger.info("ring %d: no more rounds, %s", self.id, reason)
+                    level = logging.INFO if self._leaves else logging.WARNING
+                    logger.log(level, "ring %d: no more rounds: %s", self.id, reason)
 
     def _begin(self, current: _Round) -> None:
         """Snapshot and start of the round are there."""
@@ -256,9 +259,13 @@ class RingPlace:
         for message, payload in current.exchange.begin():
             self._pass_on(message, payload)
         early, current.early = current.early, []
-        for parcel in early:
+        for source, parcel in early:
             assert isinstance(parcel.message, RingChunk)
-            self._take_in(current, current.exchange, parcel.message, parcel)
+            try:
+                self._take_in(current, current.exchange, parcel.message, parcel)
+            except WireError as error:
+                self.lost(source, f"it sent something unusable: {error}")
+                return
         self._look_whether_done(current)
 
     def _tracks(self, snapshot: Snapshot, start: Start, fragments: Sequence[int]) -> list[Track]:

@@ -92,6 +92,7 @@ class Over:
 
 
 Instruction = Send | TakeSnapshot | Start | Skip | Release | Over
+_MISMATCH = "the members do not hold the same tensors: are all settings the same?"
 _State = Literal["idle", "snapshot", "called", "running", "settling", "over"]
 
 
@@ -226,7 +227,9 @@ class RollCall:
         gone = RingGone(ring=self._ring, member=member, after=after)
         # It is told too: it may live, and is not to wait for those who have given it up.
         found = [*self._to_neighbours(gone), Send(member, gone)]
-        if self._round is not None and self._round.call.round > after:
+        if self._state == "settling":
+            found += self._leave_round(now)
+        elif self._round is not None and self._round.call.round > after:
             found += self._cancel(f"{self._names[member]} is gone")
         if len(self.alive) == 1 and self._round is None:
             return [*found, *self._end("nobody else is left")]
@@ -250,6 +253,8 @@ class RollCall:
         """The exchange of chunks came to nothing."""
         if self._round is None:
             return []
+        if self._state == "settling":
+            return self._leave_round(now)
         return [*self._cancel(reason), *self._wish_again(now), *self._lead(now)]
 
     def tick(self, now: float) -> list[Instruction]:
@@ -329,10 +334,10 @@ class RollCall:
     def _begin(self, call: RingCall, now: float) -> list[Instruction]:
         members = tuple(share.member for share in call.shares)
         weights = tuple(share.weight for share in call.shares)
-        if set(members) != set(self.alive) or not _usable(weights, len(members)):
+        if list(members) != self.alive or not _usable(weights, len(members)):
             return self._cancel("not everybody has answered")
         if len({share.layout for share in call.shares}) > 1:
-            return self._cancel("the members do not hold the same tensors")
+            return [*self._cancel(_MISMATCH), *self._end(_MISMATCH)]
         begin = RingBegin(
             ring=self._ring,
             round=call.round,
@@ -347,8 +352,8 @@ class RollCall:
         current = self._round
         if current is None or current.call.round != begin.round or self._state != "called":
             return []
-        if self.me not in begin.members or not _usable(begin.weights, len(begin.members)):
-            return self._cancel("it begins without this member")
+        if list(begin.members) != self.alive or not _usable(begin.weights, len(begin.members)):
+            return self._cancel("it begins with other members")
         self._state, self._due = "running", False
         current.deadline = now + self._round_s
         found: list[Instruction] = []
@@ -375,7 +380,8 @@ class RollCall:
         return self._settle(now)
 
     def _settle(self, now: float) -> list[Instruction]:
-        """A round of all that stand still is over when the next member has everything too."""
+        """A round of all that stand still is over when the next member has everything too; or if
+        it is not going to have it. What has come of it here is complete either way."""
         current = self._round
         if self._state != "settling" or current is None or not current.next_has_all:
             return []
@@ -405,6 +411,10 @@ class RollCall:
     def _cancelled(self, cancel: RingCancel, now: float) -> list[Instruction]:
         if self._round is None or self._round.call.round != cancel.round:
             return []
+        if self._state == "settling":
+            return self._leave_round(now)
+        if cancel.reason == _MISMATCH:  # which does not pass
+            return [*self._cancel(_MISMATCH), *self._end(_MISMATCH)]
         return [*self._cancel(cancel.reason), *self._wish_again(now), *self._lead(now)]
 
     def _cancel(self, reason: str) -> list[Instruction]:
@@ -416,6 +426,9 @@ class RollCall:
         assert self._round is not None
         number, self._round = self._round.call.round, None
         self._state = "idle"
+        # All have been called, and wish again if they still want something; some may have got what
+        # they wanted before this one gave up.
+        self._wishes = {k: wish for k, wish in self._wishes.items() if k == self.me}
         skip: list[Instruction] = [Skip(number, reason)]
         return [*skip, *self._end("nobody else is left")] if len(self.alive) == 1 else skip
 
@@ -448,7 +461,7 @@ class RollCall:
 
 
 def _usable(weights: Sequence[float], members: int) -> bool:
-    finite = all(math.isfinite(weight) and weight >= 0 for weight in weights)
+    finite = math.isfinite(sum(weights)) and all(weight >= 0 for weight in weights)
     return finite and len(weights) == members
 
 

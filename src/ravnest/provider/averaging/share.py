@@ -102,6 +102,7 @@ class Share:
         self._waiting: set[int] = set()
         self._ending: set[int] = set()
         self._when_met: list[Callable[[], None]] = []
+        self._deferred: list[Callable[[], None]] = []
         self._updates = 0
         self._epoch_began = 0
         self._samples = 0.0
@@ -227,6 +228,14 @@ class Share:
     def averaged(self, outcome: Outcome) -> None:
         self._news.append(outcome)
 
+    def when_up_to_date(self, call: Callable[[], None]) -> None:
+        """Do this once all outcomes have been applied: a snapshot without the last one would bring
+        what that one has changed a second time."""
+        if self._news:
+            self._deferred.append(call)
+        else:
+            call()
+
     @property
     def has_news(self) -> bool:
         return bool(self._news)
@@ -252,6 +261,9 @@ class Share:
                 ring.spare[number] = vectors
             ring.updates, ring.asked = outcome.updates, False
             self.rounds += 1
+        deferred, self._deferred = self._deferred, []
+        for call in deferred:
+            call()
 
     def skipped(self, ring: int) -> None:
         """A round has come to nothing; ask again when the next update is made."""
