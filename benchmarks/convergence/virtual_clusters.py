@@ -21,11 +21,10 @@ from virtual import Clock, Stage, Traffic, VirtualPipeline, copied
 from ravnest.planning.search.rings import form_rings
 from ravnest.planning.study import study
 from ravnest.provider.assembly import StageSettings
-from ravnest.provider.averaging.fragments import Fragment, divided
+from ravnest.provider.averaging.fragments import fragments_of
 from ravnest.provider.averaging.ring import RingPlace, Surroundings
 from ravnest.provider.averaging.settings import Averaging
 from ravnest.provider.averaging.share import Outcome, Share
-from ravnest.provider.averaging.vectors import Layout
 from ravnest.provider.compression import Packing
 from ravnest.provider.document import RingDocument, RingMember
 from ravnest.wire.encoding import Parcel
@@ -104,18 +103,7 @@ class _Member:
         share, averaging = self._share, self._averaging
         tensors = share.tensors(ring.names)
         parameters = set(share.parameter_names(ring.names))
-        sizes = {name: tensor.nbytes for name, tensor in tensors.items()}
-        fragments = []
-        for names in divided(sizes, averaging.fragments):
-            some = {name: tensors[name] for name in names}
-            fragments.append(
-                Fragment.starting_from(
-                    Layout.of(some, parameters),
-                    some,
-                    keeps_base=bool(self._codec) or averaging.outer is not None,
-                    outer=averaging.outer,
-                )
-            )
+        fragments = fragments_of(tensors, parameters, averaging, compresses=bool(self._codec))
         share.add_ring(ring.id, [fragment.layout for fragment in fragments])
         self.places[ring.id] = RingPlace(
             ring, fragments, self._around, round_s=NEVER, wait_s=NEVER, clock=self._world.clock
@@ -152,7 +140,7 @@ class _Member:
             place.snapshot_begun(number, self._share.facts(ring, fragments))
             place.snapshot_taken(number, self._share.snapshot(ring, fragments))
 
-        self._when_free(take)
+        self._when_free(lambda: self._share.when_up_to_date(take))
 
     def _apply(self, outcome: Outcome) -> None:
         self._when_free(lambda: self._stage.runner.averaged(outcome))

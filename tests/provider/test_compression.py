@@ -30,7 +30,7 @@ def test_what_may_be_said(given, edges, rings):
     assert Compression.of(given) == Compression(edges, rings)
 
 
-@pytest.mark.parametrize("given", ["zip", 3, {"edges": "int9"}, {"nodes": "int8"}])
+@pytest.mark.parametrize("given", ["zip", 3, "topk", {"edges": "int9"}, {"nodes": "int8"}])
 def test_anything_else_is_refused_with_the_choices(given):
     with pytest.raises(NodeError, match=r"int8|'edges'"):
         Compression.of(given)

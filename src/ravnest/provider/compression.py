@@ -36,8 +36,18 @@ class Compression:
                     f"compression has the key {min(unknown, key=str)!r}; known are 'edges' and "
                     "'rings'"
                 )
-            return cls(_checked(given.get("edges")), _checked(given.get("rings")))
-        return cls(_checked(given), _checked(given))
+            return cls(_for_edges(given.get("edges")), _checked(given.get("rings")))
+        return cls(_for_edges(given), _checked(given))
+
+
+def _for_edges(given: Any) -> str | None:
+    name = _checked(given)
+    if name == "topk":
+        raise NodeError(
+            "compression='topk' is for rings, which send later what it leaves out; on the edges of "
+            "the pipeline that would be lost: compression={'rings': 'topk', 'edges': 'int8'}"
+        )
+    return name
 
 
 def _checked(given: Any) -> str | None:
@@ -45,9 +55,10 @@ def _checked(given: Any) -> str | None:
         return None
     if given is True:
         return "auto"
-    if given == "auto" or given in CODECS:
-        if given != "auto":
-            codec_named(given)  # it may need something that is not installed
+    if given == "auto":
+        return "auto"
+    if given in CODECS:
+        codec_named(given)  # it may need something that is not installed
         return str(given)
     choices = ", ".join(repr(name) for name in CODECS)
     raise NodeError(f"compression is {given!r}; expected True, False or one of {choices}")

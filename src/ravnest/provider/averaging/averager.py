@@ -17,12 +17,11 @@ from collections import defaultdict, deque
 from collections.abc import Callable, Sequence
 
 from ravnest.errors import RavnestError, RunError, WireError
-from ravnest.provider.averaging.fragments import Fragment, divided
+from ravnest.provider.averaging.fragments import fragments_of
 from ravnest.provider.averaging.pacing import Pacer
 from ravnest.provider.averaging.ring import RingPlace, RoundReport, Surroundings
 from ravnest.provider.averaging.settings import Averaging
 from ravnest.provider.averaging.share import Outcome, Share
-from ravnest.provider.averaging.vectors import Layout
 from ravnest.provider.compression import Compression, Packing
 from ravnest.provider.document import RingDocument
 from ravnest.wire.encoding import Parcel
@@ -82,18 +81,7 @@ class Averager:
     ) -> RingPlace:
         tensors = self._share.tensors(ring.names)
         parameters = set(self._share.parameter_names(ring.names))
-        sizes = {name: tensor.nbytes for name, tensor in tensors.items()}
-        fragments = []
-        for names in divided(sizes, settings.fragments):
-            some = {name: tensors[name] for name in names}
-            fragments.append(
-                Fragment.starting_from(
-                    Layout.of(some, parameters),
-                    some,
-                    keeps_base=compresses or settings.outer is not None,
-                    outer=settings.outer,
-                )
-            )
+        fragments = fragments_of(tensors, parameters, settings, compresses=compresses)
         self._share.add_ring(ring.id, [fragment.layout for fragment in fragments])
         return RingPlace(ring, fragments, around, round_s=settings.round_s, wait_s=settings.wait_s)
 

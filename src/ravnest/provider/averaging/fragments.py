@@ -1,12 +1,13 @@
 """A ring's tensors in parts that are averaged in turn, and what is remembered about each."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
 import xxhash
 
 from ravnest.provider.averaging.outer import Momentum, Nesterov
+from ravnest.provider.averaging.settings import Averaging
 from ravnest.provider.averaging.vectors import Layout, Vectors, numbered
 from ravnest.wire.codecs import Codec
 
@@ -28,6 +29,27 @@ def divided(sizes: Mapping[str, int], parts: int) -> list[list[str]]:
         found[-1].append(name)
         passed += size
     return found
+
+
+def fragments_of(
+    tensors: Mapping[str, torch.Tensor],
+    parameters: Collection[str],
+    settings: Averaging,
+    *,
+    compresses: bool,
+) -> "list[Fragment]":
+    """A ring's tensors as the settings want them, with their present values as the first base."""
+    sizes = {name: tensor.nbytes for name, tensor in tensors.items()}
+    runs = divided(sizes, settings.fragments)
+    return [
+        Fragment.starting_from(
+            Layout.of(some, parameters),
+            some,
+            keeps_base=compresses or settings.outer is not None,
+            outer=settings.outer,
+        )
+        for some in ({name: tensors[name] for name in names} for names in runs)
+    ]
 
 
 @dataclass

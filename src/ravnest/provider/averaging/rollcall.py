@@ -233,9 +233,8 @@ class RollCall:
             found += self._cancel(f"{self._names[member]} is gone")
         if len(self.alive) == 1 and self._round is None:
             return [*found, *self._end("nobody else is left")]
-        if self._due or self._stand != "trains":
-            found += self._wish(now)  # it may have been under way there, or the leader is another
-        return found + self._lead(now)
+        # What was wished may have been under way there, or the leader is another one now.
+        return [*found, *self._wish_again(now), *self._lead(now)]
 
     def completed(self, now: float) -> list[Instruction]:
         """All chunks of the round are here."""

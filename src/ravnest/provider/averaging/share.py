@@ -194,9 +194,11 @@ class Share:
     def facts(self, ring: int, fragments: Sequence[int]) -> Facts:
         known = self._rings[ring]
         since = min(known.samples[number] for number in fragments)
-        states = [self._moments(known.layouts[number].names) for number in fragments]
-        moments = tuple(Layout.of(state) for state in states) if self._average_optim else ()
-        return Facts(self._samples - since, self._samples, self._updates, moments)
+        moments: list[Layout] = []
+        if self._average_optim:
+            names = [known.layouts[number].names for number in fragments]
+            moments = [Layout.of(self._moments(some)) for some in names]
+        return Facts(self._samples - since, self._samples, self._updates, tuple(moments))
 
     def snapshot(self, ring: int, fragments: Sequence[int]) -> Snapshot:
         """The present values; between two updates."""
