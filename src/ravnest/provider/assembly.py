@@ -79,6 +79,7 @@ def build_runner(
                 schedule=settings.schedule,
                 max_versions=settings.max_versions,
                 waits_for_permission=waits,
+                meets_every=None if settings.averaging is None else settings.averaging.meets_every,
             ),
             limit=limits.least,
         ),

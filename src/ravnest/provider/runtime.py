@@ -8,13 +8,15 @@ The first thing that goes wrong anywhere ends the run for everybody: the neighbo
 whoever waits here gets the error.
 """
 
+import contextlib
+import functools
 import logging
 import queue
 import threading
 import time
 import uuid
 from collections.abc import Callable
-from concurrent.futures import Future
+from concurrent.futures import Future, InvalidStateError
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
@@ -40,7 +42,6 @@ T = TypeVar("T")
 _STALL_REPORT_S = 60.0
 _LAST_WORDS_S = 2.0
 """How long a provider that has failed tries to say so."""
-_MEMBER_RESUME_S = 60.0
 _LAST_STEP_S = 10.0
 """How long the compute thread may take to end: what it is computing is not interrupted."""
 
@@ -134,6 +135,8 @@ class ProviderRuntime:
         self._told_goodbye = threading.Event()
         self._training_over = threading.Event()
         self._ended = threading.Event()
+        self._meets_others = False
+        """The last thing that the Root has ordered is to wait for the other clusters."""
         self.runner: StageRunner | None = None
         self.last_heard = time.monotonic()
         self.unheard_s = _LAST_STEP_S
@@ -194,8 +197,7 @@ class ProviderRuntime:
             patience = replace(
                 self._patience,
                 connect_s=self._rings.settings.connect_s,
-                # Nothing waits for a member of another cluster, and giving one up is for good.
-                resume_s=max(_MEMBER_RESUME_S, self._patience.resume_s),
+                resume_s=self._rings.settings.resume_s,
             )
             self._endpoint.welcome(self._ring_peers.values(), patience)
         if place.next is not None:
@@ -328,15 +330,12 @@ class ProviderRuntime:
             self.failure = self.failure or error
             waiters, self._waiters = self._waiters, _Waiters()
             self._changed.notify_all()
-        for reply in waiters.replies.values():
-            reply.set_exception(error)
-        for result in waiters.results.values():
-            result.set_exception(error)
-        for asked in waiters.asked:
-            if not asked.done():
-                asked.set_exception(error)
         self._training_over.set()
         self._told_goodbye.set()
+        waiting: list[Future[Any]] = [*waiters.replies.values(), *waiters.results.values()]
+        for future in (*waiting, *waiters.asked):
+            with contextlib.suppress(InvalidStateError):  # it was answered at this very moment
+                future.set_exception(error)
         if self._averager is not None:
             self._averager.leave()
         if tell:
@@ -406,9 +405,11 @@ class ProviderRuntime:
             try:
                 answer = work()
             except BaseException as error:
-                future.set_exception(error)
+                outcome = functools.partial(future.set_exception, error)
             else:
-                future.set_result(answer)
+                outcome = functools.partial(future.set_result, answer)
+            with contextlib.suppress(InvalidStateError):  # the run has failed meanwhile
+                outcome()
 
         with self._changed:
             self.check()
@@ -429,6 +430,8 @@ class ProviderRuntime:
         """Serve until the Root has said goodbye; False if nothing is heard for so long."""
         while not self._told_goodbye.is_set():
             left = self.last_heard + silence_s - time.monotonic()
+            if self._meets_others:  # which has a time limit of its own
+                left = silence_s
             if left <= 0:
                 return False
             self._told_goodbye.wait(left)
@@ -452,6 +455,7 @@ class ProviderRuntime:
             self._on_batch(of, loss)
 
     def obeyed(self, order: str, number: int) -> None:
+        self._meets_others = order == "average"
         if order in ("done", "goodbye"):
             self._training_over.set()
 

@@ -12,8 +12,18 @@ import numpy.typing as npt
 
 _LEAST_BYTES = 64 << 10
 """Smaller ones come from memory that is not given back to the kernel anyway."""
-_UNUSED = 3
-"""References to an array that only the pool knows: its own, and two of the call that counts."""
+
+
+def _references_to_unused() -> int:
+    """To an array that only a list knows, as a loop over the list counts them: what the loop and
+    the call add differs between versions of Python."""
+    arrays = [np.empty(0, dtype=np.uint8)]
+    for array in arrays:
+        count = sys.getrefcount(array)
+    return count
+
+
+_UNUSED = _references_to_unused()
 
 
 class BufferPool:

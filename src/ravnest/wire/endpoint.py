@@ -6,9 +6,11 @@ Belongs to one event loop; `NetworkThread` is that loop, in a thread of its own.
 import asyncio
 import logging
 import threading
+import time
 import uuid
 from collections.abc import Callable, Coroutine, Iterable
 from concurrent.futures import Future
+from dataclasses import replace
 from typing import Any, TypeVar
 
 from ravnest.errors import RunError, WireError
@@ -48,6 +50,7 @@ class Endpoint:
         self._expected: set[str] = set()
         self._welcome: dict[str, Peer] = {}
         self._welcome_patience = self._patience
+        self._all_up_by = 0.0
 
     async def listen(self, address: str) -> None:
         await self._network.listen(address, self._greet)
@@ -69,12 +72,17 @@ class Endpoint:
         """Who may call at any time; a link is there from the first need of either side."""
         self._welcome.update((peer.node, peer) for peer in peers)
         self._welcome_patience = patience
+        self._all_up_by = time.monotonic() + patience.connect_s
 
     async def reach(self, node: str) -> Link:
         """The link to one who is welcome. Of two, the one whose name comes first dials."""
         link = self._links.get(node)
         if link is None:
-            link = self._link(self._welcome[node], self._welcome_patience)
+            # Who is needed late in the run should be there, or is not coming any more.
+            patience = self._welcome_patience
+            left_s = max(patience.resume_s, self._all_up_by - time.monotonic())
+            patience = replace(patience, connect_s=min(left_s, patience.connect_s))
+            link = self._link(self._welcome[node], patience)
             if self._me.node < node:
                 link.dial(self._network)
             else:

@@ -119,6 +119,7 @@ class Link:
         )
         self._closing = False
         self._flushed = False
+        self._dropped = False
 
     # ---- from any thread ----
 
@@ -149,6 +150,9 @@ class Link:
 
     def _post(self) -> None:
         self._outbox_noticed = False
+        if self._state is _State.CLOSED:
+            self._drop_everything()
+            return
         while self._outbox:
             frame = self._outbox.popleft()
             self.pace.submitted(others_wait=self._session.has_unsent)
@@ -392,8 +396,15 @@ class Link:
         self._end()
         self._on_event(Lost(self, error))
 
+    def _drop_everything(self) -> None:
+        """A link that is over keeps no messages, and no memory of others with them."""
+        self._dropped = self._dropped or bool(self._outbox) or not self._session.everything_arrived
+        self._outbox.clear()
+        self._session.drop_everything()
+
     def _end(self) -> None:
         self._state = _State.CLOSED
+        self._drop_everything()
         self._deadline.cancel()
         if self._ack_timer is not None:
             self._ack_timer.cancel()
@@ -413,7 +424,7 @@ class Link:
         if self._state in (_State.UP, _State.BROKEN):
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._all_arrived.wait(), flush_s)
-        arrived = self._session.everything_arrived
+        arrived = self._session.everything_arrived and not self._dropped
         if self._tasks:
             self._flushed = True
             self._tell_soon()

@@ -231,11 +231,12 @@ class RingCancel(_Typed, frozen=True, kw_only=True):
 
 
 class RingGone(_Typed, frozen=True, kw_only=True):
-    """This member is not to be reckoned with any more; goes both ways."""
+    """One member has given up another, or itself if it leaves; goes both ways."""
 
     ring: Count
     member: Count
-    after: Count = 0
+    by: Count
+    after: Count
     """The last round in which it has done all that others need of it."""
 
 

@@ -80,6 +80,11 @@ class Session:
             self._kept.popleft()
             self._next -= 1
 
+    def drop_everything(self) -> None:
+        """Nothing more will be sent, nor sent again."""
+        self._kept.clear()
+        self._next = 0
+
     @property
     def has_unsent(self) -> bool:
         """Something waits to be put on a stream."""

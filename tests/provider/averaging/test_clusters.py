@@ -9,6 +9,7 @@ from pipelines import TiedModel, settings_for
 from torch import nn
 
 from ravnest.errors import RunError
+from ravnest.provider.averaging.fragments import Fragment
 from ravnest.provider.averaging.outer import Nesterov
 from ravnest.provider.averaging.settings import Averaging
 from ravnest.provider.averaging.share import Outcome, Rules, Share
@@ -18,6 +19,8 @@ from ravnest.provider.compute.updating import UpdateSettings
 SGD = UpdateSettings(optimizer=torch.optim.SGD, optimizer_params={"lr": 0.1, "momentum": 0.9})
 ADAM = UpdateSettings(optimizer=torch.optim.Adam, optimizer_params={"lr": 0.01})
 NEVER = 10**9
+SOON = Averaging(connect_s=20, resume_s=2)
+"""Who is not there is given up before the test is."""
 
 
 class Normed(nn.Module):
@@ -187,6 +190,22 @@ def test_blocking_rounds_are_local_sgd(tmp_path, stages):
             torch.testing.assert_close(states[0][name], tensor, atol=2e-6, rtol=1e-5)
 
 
+@pytest.mark.parametrize(("stages", "every"), [((5, 5), 1), ((4, 2), 1), ((1, 5), 2)])
+def test_deep_pipelines_get_to_their_meetings(tmp_path, stages, every):
+    """More updates in flight than there are weight versions: some wait for later ones to return,
+    which later stages must not keep until they have met."""
+    torch.manual_seed(0)
+    model = Normed()
+    data = [rows(c, batches=12) for c in range(2)]
+    given = settings(data, square, SGD, every, blocking=True, schedule="async")
+    averaging = Averaging(connect_s=30, mode="blocking")
+    with clusters(model, (data[0][0],), tmp_path, given, stages, averaging) as made:
+        made.all(feed(data))
+        assert_same_bytes(made.states())
+        rounds = made.each[0].runtimes[-1].runner.meter.rounds
+    assert rounds >= 12 // every
+
+
 def test_blocking_rounds_do_not_wait_for_clusters_that_have_finished(tmp_path):
     torch.manual_seed(0)
     model = TiedModel()
@@ -282,8 +301,7 @@ def test_a_cluster_that_dies_costs_rounds_and_not_the_run(tmp_path, victim):
         cluster.order("epoch")
         cluster.order("average")
 
-    averaging = Averaging(connect_s=10)
-    with clusters(model, (data[0][0],), tmp_path, given, (2, 3, 2), averaging) as made:
+    with clusters(model, (data[0][0],), tmp_path, given, (2, 3, 2), SOON) as made:
         made.all(work)
         survivors = [made.each[c] for c in range(3) if c != victim]
         assert_same_bytes([cluster.state() for cluster in survivors])
@@ -305,7 +323,7 @@ def test_the_last_one_left_trains_on(tmp_path):
         cluster.order("average")
         cluster.order("save")
 
-    with clusters(model, (data[0][0],), tmp_path, given, (2, 2), Averaging(connect_s=5)) as made:
+    with clusters(model, (data[0][0],), tmp_path, given, (2, 2), SOON) as made:
         made.all(work)
         assert len(made.each[1].losses) == 20
 
@@ -315,7 +333,7 @@ def test_weights_that_are_not_finite_end_their_cluster_and_not_the_others(tmp_pa
     model = TiedModel()
     data = [words(c, batches=12) for c in range(2)]
     given = settings(data, cross, SGD, 2, schedule="async")
-    with clusters(model, (data[0][0],), tmp_path, given, (2, 2), Averaging(connect_s=5)) as made:
+    with clusters(model, (data[0][0],), tmp_path, given, (2, 2), SOON) as made:
         poisoned = made.each[1].runtimes[0]
 
         def work(cluster, c):
@@ -339,6 +357,51 @@ def test_weights_that_are_not_finite_end_their_cluster_and_not_the_others(tmp_pa
         assert outcomes[0] is None
         assert "not finite" in outcomes[1]
         assert all(t.isfinite().all() for t in made.each[0].state().values())
+
+
+class Masked(nn.Module):
+    """Attention of letters to those before them, with a mask as many models have it."""
+
+    def __init__(self):
+        super().__init__()
+        self.embedding = nn.Embedding(11, 8)
+        self.mixers = nn.ModuleList(nn.Linear(8, 8) for _ in range(4))
+        self.register_buffer("mask", torch.full((5, 5), float("-inf")).triu(1))
+        self.register_buffer("unset", torch.full((2,), float("nan")))
+        self.head = nn.Linear(8, 11)
+
+    def forward(self, words):
+        x = self.embedding(words)
+        for mixer in self.mixers:
+            scores = x @ x.transpose(1, 2) + self.mask
+            x = x + mixer(scores.softmax(-1) @ x)
+        return self.head(x)
+
+
+@pytest.mark.parametrize("codec", [None, "int8"])
+def test_buffers_that_are_infinite_stay_as_they_are(tmp_path, codec):
+    torch.manual_seed(0)
+    model = Masked()
+    data = [words(c, batches=8) for c in range(3)]
+    given = settings(data, cross, SGD, 2)
+    options = {"averaging": Averaging(connect_s=30, outer=Nesterov(0.9, 0.3)), "codec": codec}
+    with clusters(model, (data[0][0],), tmp_path, given, (2, 1, 3), **options) as made:
+        made.all(feed(data, epochs=2))
+        states = made.states()
+    for state in states:
+        assert torch.equal(state["mask"], model.mask)
+        assert all(v.isfinite().all() for k, v in state.items() if k not in ("mask", "unset"))
+        assert torch.equal(state["head.weight"], states[0]["head.weight"])
+
+
+def test_statistics_that_turn_into_nan_end_their_cluster():
+    stats = {"weight": torch.ones(3), "mean": torch.tensor([0.0, float("inf")])}
+    fragment = Fragment(Layout.of(stats, ["weight"]))
+    assert not fragment.fault_in(fragment.layout.gather(stats))
+    stats["mean"][0] = float("nan")
+    assert "NaN in buffers among 'mean'" in fragment.fault_in(fragment.layout.gather(stats))
+    stats["weight"][1] = float("inf")
+    assert "not finite" in fragment.fault_in(fragment.layout.gather(stats))
 
 
 def test_training_may_go_on_after_a_meeting(tmp_path):

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from ravnest.provider.averaging.membership import Membership
 from ravnest.provider.averaging.rollcall import (
     Over,
     Release,
@@ -31,6 +32,8 @@ class World:
     exchange_s: float = 1.0
     now: float = 0.0
     dead: set = field(default_factory=set)
+    broken: set = field(default_factory=set)
+    """Pairs of members between whom nothing comes through."""
     started: dict = field(default_factory=dict)
     completed: list = field(default_factory=list)
     skipped: list = field(default_factory=list)
@@ -95,12 +98,17 @@ class World:
             share = RingShare(member=member, weight=1.0, layout=layout, moments=0, base=0)
             self.tell(member, lambda c: c.snapshot_taken(share, self.now))
 
+    def cut_off(self, members):
+        """Some chunks cannot get around."""
+        after = dict(zip(members, (*members[1:], members[0]), strict=True))
+        return any(frozenset(pair) in self.broken for pair in after.items())
+
     def end(self, member, number, members, still):
         """Chunks have been exchanged, unless one of the members died meanwhile."""
         current = self.calls[member]._round
         if member in self.dead or current is None or current.call.round != number:
             return
-        if not self.dead & set(members):
+        if not self.dead & set(members) and not self.cut_off(members):
             self.completed.append((number, member, members, still))
             self.tell(member, lambda c: c.completed(self.now))
 
@@ -109,7 +117,7 @@ class World:
         self.arrival[source, to] = at
 
         def arrive():
-            if to in self.dead:
+            if to in self.dead or frozenset((source, to)) in self.broken:
                 self.later(1.0, lambda: self.tell(source, lambda c: c.lost(to, self.now)))
             else:
                 self.tell(to, lambda c: c.heard(message, self.now))
@@ -126,6 +134,16 @@ class World:
                 self.later(
                     self.dice.uniform(0, 2),
                     lambda n=other: self.tell(n, lambda c: c.lost(member, self.now)),
+                )
+
+    def snap(self, one, other):
+        """The link between two, for good. Both notice if they have one."""
+        self.broken.add(frozenset((one, other)))
+        for here, there in ((one, other), (other, one)):
+            if here not in self.dead and there in self.calls[here].neighbours:
+                self.later(
+                    self.dice.uniform(0, 2),
+                    lambda h=here, t=there: self.tell(h, lambda c: c.lost(t, self.now)),
                 )
 
     def train(self, member, every_s, until_s):
@@ -213,7 +231,7 @@ def test_strange_messages_change_nothing():
     begin = RingBegin(
         ring=0, round=3, members=(0, 1), weights=(1.0, 1.0), moments=False, changes=False
     )
-    for message in (stray, begin, RingGone(ring=0, member=99)):
+    for message in (stray, begin, RingGone(ring=0, member=99, by=0, after=0)):
         assert call.heard(message, 0.0) == []
     share = RingShare(member=1, weight=1.0, layout=1, moments=0, base=0)
     assert call.snapshot_taken(share, 0.0) == []
@@ -222,15 +240,18 @@ def test_strange_messages_change_nothing():
 
 
 @settings(max_examples=150, deadline=None)
-@example(members=6, seed=1057, deaths=[(0, 0.0), (1, 203.0)], exchange_s=10.0, blocking=False)
+@example(
+    members=6, seed=1057, deaths=[(0, 0.0), (1, 203.0)], breaks=[], exchange_s=10.0, blocking=False
+)
 @given(
     st.integers(2, 6),
     st.integers(0, 10**6),
     st.lists(st.tuples(st.integers(0, 5), st.floats(0, 250)), max_size=3),
+    st.lists(st.tuples(st.integers(0, 5), st.integers(0, 5), st.floats(0, 250)), max_size=3),
     st.floats(0.1, 15.0),
     st.booleans(),
 )
-def test_nobody_is_stuck_whatever_happens(members, seed, deaths, exchange_s, blocking):
+def test_nobody_is_stuck_whatever_happens(members, seed, deaths, breaks, exchange_s, blocking):
     dice = random.Random(seed)
     world = World(members, dice, exchange_s=exchange_s, blocking=blocking)
     for member in range(members):
@@ -239,15 +260,18 @@ def test_nobody_is_stuck_whatever_happens(members, seed, deaths, exchange_s, blo
     for victim, at in deaths:
         if victim < members:
             world.later(at, lambda v=victim: world.die(v))
+    for one, other, at in breaks:
+        if one != other and max(one, other) < members:
+            world.later(at, lambda o=one, t=other: world.snap(o, t))
     world.run(300 + 40 * ROUND_S)
     survivors = set(range(members)) - world.dead
     for member in survivors:
         assert world.calls[member].is_idle
         assert member in world.released
     last = {members for number, _, members, still in world.completed if still}
-    if len(survivors) > 1:
+    if len(survivors) > 1 and not world.broken:
         assert last
-    if not deaths:
+    if not deaths and not world.broken:
         assert last == {tuple(range(members))}
         # Real chunks come over the link that the next call comes over, and so before it.
         assert {reason for _, _, reason in world.skipped} <= {"another round was called"}
@@ -300,6 +324,50 @@ def test_one_that_the_others_have_given_up_does_not_wait_for_them():
     world.run(100)
     assert world.over[1] == "the other members have given this one up"
     assert set(world.released) == {0, 1, 2}
+
+
+@pytest.mark.parametrize("members", [3, 4, 6])
+@pytest.mark.parametrize("seed", range(10))
+def test_a_broken_link_costs_one_of_its_ends_and_not_both(members, seed):
+    world = World(members, random.Random(seed))
+    for member in range(members):
+        world.later(0, lambda m=member: world.train(m, 10, 150))
+    one = seed % members
+    other = (one + 1) % members
+    world.later(42.0, lambda: world.snap(one, other))
+    world.run(400)
+    survivors = tuple(k for k in range(members) if k != max(one, other))
+    assert len(world.rounds(*survivors)) >= 8
+    assert world.over[max(one, other)] == "the other members have given this one up"
+    assert set(world.released) == set(range(members))
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_one_that_is_cut_off_does_not_take_its_neighbours_along(seed):
+    world = World(5, random.Random(seed))
+    for member in range(5):
+        world.later(0, lambda m=member: world.train(m, 10, 150))
+    for other in range(1, 5):
+        world.later(42.0, lambda o=other: world.snap(0, o))
+    world.run(400)
+    assert len(world.rounds(1, 2, 3, 4)) >= 8
+    assert set(world.released) == set(range(5))
+
+
+@given(
+    st.integers(2, 7),
+    st.lists(st.tuples(st.integers(0, 6), st.integers(0, 6)), max_size=12),
+    st.randoms(use_true_random=False),
+)
+def test_who_is_gone_does_not_depend_on_the_order_of_the_news(members, news, dice):
+    news = [(by % members, member % members) for by, member in news]
+    shuffled = dice.sample(news, len(news))
+    one, other = Membership(members), Membership(members)
+    for by, member in news:
+        one.gave_up(by, member)
+    for by, member in shuffled:
+        other.gave_up(by, member)
+    assert one.gone == other.gone
 
 
 def test_fragments_take_turns_and_the_last_round_has_all_of_them():

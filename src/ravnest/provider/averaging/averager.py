@@ -26,7 +26,7 @@ from ravnest.provider.compression import Compression, Packing
 from ravnest.provider.document import RingDocument
 from ravnest.wire.encoding import Parcel
 from ravnest.wire.link import Arrived, Link, LinkEvent, Lost, Up
-from ravnest.wire.messages import RingMessage
+from ravnest.wire.messages import RingChunk, RingMessage
 
 logger = logging.getLogger("ravnest.averaging")
 _LAST_WORDS_S = 5.0
@@ -65,7 +65,7 @@ class Averager:
             send=self._send,
             take_snapshot=self._take_snapshot,
             apply=lambda outcome: on_compute_thread(lambda: averaged(outcome)),
-            skipped=lambda ring: on_compute_thread(lambda: share.skipped(ring)),
+            skipped=self._skipped,
             released=lambda ring, last: on_compute_thread(lambda: share.released(ring, last=last)),
             codec_for=lambda node: self._packings[node].codec_for(self._link(node)),
         )
@@ -82,6 +82,8 @@ class Averager:
         tensors = self._share.tensors(ring.names)
         parameters = set(self._share.parameter_names(ring.names))
         fragments = fragments_of(tensors, parameters, settings, compresses=compresses)
+        if settings.most_mbps is not None and not compresses:
+            _warn_if_too_slow(ring, sum(t.nbytes for t in tensors.values()), settings)
         self._share.add_ring(ring.id, [fragment.layout for fragment in fragments])
         return RingPlace(ring, fragments, around, round_s=settings.round_s, wait_s=settings.wait_s)
 
@@ -207,6 +209,15 @@ class Averager:
             self._pacer.sent(_size(parcel), time.monotonic())
             self._link(node).send(parcel)
 
+    def _skipped(self, ring: int) -> None:
+        """A round has been given up: nobody waits for its chunks."""
+        self._outbox = deque(
+            (node, parcel)
+            for node, parcel in self._outbox
+            if not (isinstance(parcel.message, RingChunk) and parcel.message.ring == ring)
+        )
+        self._on_compute_thread(lambda: self._share.skipped(ring))
+
     # ---- the compute thread ----
 
     def _take_snapshot(self, ring: int, number: int, fragments: tuple[int, ...]) -> None:
@@ -226,6 +237,23 @@ def _wrapped(error: Exception) -> RunError:
     wrapped = RunError(f"averaging failed: {type(error).__name__}: {error}")
     wrapped.__cause__ = error
     return wrapped
+
+
+def _warn_if_too_slow(ring: RingDocument, size: int, settings: Averaging) -> None:
+    assert settings.most_mbps is not None
+    members = len(ring.members)
+    round_bytes = 2 * (members - 1) / members * size / settings.fragments
+    seconds = round_bytes * 8 / (settings.most_mbps * 1e6)
+    if seconds > settings.round_s:
+        logger.warning(
+            "ring %d: a round sends %.0f MB, which takes %.0f s at %g Mbit/s; rounds are given up "
+            "after round_s=%g. More fragments, compression or a higher most_mbps would help",
+            ring.id,
+            round_bytes / 1e6,
+            seconds,
+            settings.most_mbps,
+            settings.round_s,
+        )
 
 
 def _size(parcel: Parcel) -> int:

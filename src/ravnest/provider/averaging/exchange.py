@@ -124,7 +124,8 @@ class Exchange:
             )
         if step.add:
             unit = self._shares[message.segment]
-            values.add_(track.own[start:stop], alpha=self._share / (unit or 1.0))
+            if self._share:  # 0 times infinity is not 0
+                values.add_(track.own[start:stop], alpha=self._share / (unit or 1.0))
             if step.finish:
                 self._finish(track, start, values, unit)
                 unit = 1.0

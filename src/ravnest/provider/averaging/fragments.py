@@ -58,11 +58,14 @@ class Fragment:
 
     layout: Layout
     base: Vectors | None = None
-    """What changes are counted from: equal bytes for all members with the same `base_id`."""
+    """What changes of parameters are counted from: equal bytes for all members with the same
+    `base_id`."""
     base_id: int = 0
     residual: Vectors | None = None
     """What compression has left out so far of what this member was to send."""
     momenta: list[Momentum] = field(default_factory=list)
+    _may_be_nan: bool | None = None
+    """Some models keep NaN in a buffer from the beginning; None before the first look."""
 
     @classmethod
     def starting_from(
@@ -75,7 +78,8 @@ class Fragment:
     ) -> "Fragment":
         if not keeps_base:
             return cls(layout)
-        base = layout.gather(tensors)
+        whole = layout.gather(tensors)
+        base = Vectors(*(v[:n].clone() for v, n in zip(whole, layout.trained(), strict=True)))
         momenta = [] if outer is None else [Momentum(outer) for _ in base]
         content = [xxhash.xxh3_64_intdigest(vector.numpy().data) for vector in base]
         return cls(layout, base, numbered(layout.digest, content), momenta=momenta)
@@ -86,6 +90,23 @@ class Fragment:
             return
         if self.residual is None:
             self.residual = Vectors(*(torch.zeros_like(vector) for vector in self.base))
+
+    def fault_in(self, vectors: Vectors) -> str:
+        """What in these values must not be averaged; empty if nothing."""
+        split = list(zip(vectors, self.layout.trained(), strict=True))
+        names, count = self.layout.names, self.layout.parameters
+        if not all(is_finite(vector[:trained]) for vector, trained in split):
+            return (
+                f"there are weights that are not finite (NaN or infinite) among {names[0]!r} and "
+                "those after it"
+            )
+        # Buffers may well be infinite: masks are.
+        has_nan = any(bool(vector[trained:].isnan().any()) for vector, trained in split)
+        if self._may_be_nan is None:
+            self._may_be_nan = has_nan
+        if has_nan and not self._may_be_nan:
+            return f"there is NaN in buffers among {names[count]!r} and those after it"
+        return ""
 
     def completed(self, number: int, members: Sequence[int], *, changes: bool) -> None:
         """A round of this fragment is over, and the base is what it has agreed upon."""
@@ -107,3 +128,7 @@ class Fragment:
             momentum.forget()
         for vector in self.residual or ():
             vector.zero_()
+
+
+def is_finite(vector: torch.Tensor) -> bool:
+    return not vector.numel() or bool(torch.stack(torch.aminmax(vector)).isfinite().all())

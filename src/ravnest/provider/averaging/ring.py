@@ -5,11 +5,9 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
-import torch
-
 from ravnest.errors import RunError, WireError
 from ravnest.provider.averaging.exchange import Exchange, Payload, Track
-from ravnest.provider.averaging.fragments import Fragment
+from ravnest.provider.averaging.fragments import Fragment, is_finite
 from ravnest.provider.averaging.rollcall import (
     Instruction,
     Over,
@@ -206,15 +204,15 @@ class RingPlace:
         assert snapshot is not None
         assert facts is not None
         for number, vectors in zip(current.fragments, snapshot.vectors, strict=True):
-            layout = self.fragments[number].layout
-            for vector, trained in zip(vectors, layout.trained(), strict=True):
-                if trained and not torch.stack(torch.aminmax(vector[:trained])).isfinite().all():
-                    raise RunError(
-                        f"after {facts.updates} updates there are weights that are not finite "
-                        f"(NaN or infinite) among {layout.names[0]!r} and those after it; they are "
-                        "not averaged with other clusters. A lower learning rate, "
-                        "clip_grad_norm=1.0 or a look at the data may help"
-                    )
+            if fault := self.fragments[number].fault_in(vectors):
+                raise _gone_astray(fault, facts.updates)
+        for layout, vectors in zip(facts.moments, snapshot.moments, strict=True):
+            if not all(is_finite(vector) for vector in vectors):
+                raise _gone_astray(
+                    f"the optimizer's state of {layout.names[0]!r} or of those after it is not "
+                    "finite (NaN or infinite)",
+                    facts.updates,
+                )
 
     # ---- instructions ----
 
@@ -276,17 +274,17 @@ class RingPlace:
             fragment = self.fragments[number]
             fragment.remember_for(codec)
             for k, trained in enumerate(fragment.layout.trained()):
-                tracks.append(
-                    Track(
-                        vectors[k],
-                        trained,
-                        base=None if fragment.base is None else fragment.base[k],
-                        changes=start.changes,
-                        residual=None if fragment.residual is None else fragment.residual[k],
-                        momentum=fragment.momenta[k] if fragment.momenta else None,
-                        codec=codec,
-                    )
+                parameters = Track(
+                    vectors[k][:trained],
+                    trained,
+                    base=None if fragment.base is None else fragment.base[k],
+                    changes=start.changes,
+                    residual=None if fragment.residual is None else fragment.residual[k],
+                    momentum=fragment.momenta[k] if fragment.momenta else None,
+                    codec=codec,
                 )
+                # The rest is small, and may hold infinities, which have no difference.
+                tracks += [parameters, Track(vectors[k][trained:])]
         if start.moments:
             tracks += [Track(vector) for vectors in snapshot.moments for vector in vectors]
         return tracks
@@ -352,3 +350,10 @@ class RingPlace:
         self.skips += 1
         logger.warning("ring %d: round %d is skipped: %s", self.id, number, reason)
         self._around.skipped(self.id)
+
+
+def _gone_astray(fault: str, updates: int) -> RunError:
+    return RunError(
+        f"after {updates} updates {fault}; it is not averaged with other clusters. A lower "
+        "learning rate, clip_grad_norm=1.0 or a look at the data may help"
+    )

@@ -13,18 +13,19 @@ training. Once all stand still, a round leaves all of them with the same bytes; 
 finished it is the last one, and whoever waited for it is released. Nobody leaves such a round
 before the next member has got everything, so that what it sent is not lost with it.
 
-A member that is gone is passed over from then on, and everybody hears of it. It costs the round
-that was under way and nothing else, since what is applied at the end is the difference between the
-mean and one's own snapshot.
+A member that is gone is passed over from then on, and everybody hears of it (see membership.py). It
+costs the round that was under way and nothing else, since what is applied at the end is the
+difference between the mean and one's own snapshot.
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sequence, Set
 from dataclasses import dataclass
 from typing import Literal
 
 from msgspec.structs import replace
 
+from ravnest.provider.averaging.membership import Membership
 from ravnest.wire.messages import (
     RingBegin,
     RingCall,
@@ -93,6 +94,9 @@ class Over:
 
 Instruction = Send | TakeSnapshot | Start | Skip | Release | Over
 _MISMATCH = "the members do not hold the same tensors: are all settings the same?"
+_MOST_MISSED = 1 << 32
+"""Rounds that somebody may have missed. Further on than that nobody can be, and whoever says so is
+not to use up the numbers."""
 _State = Literal["idle", "snapshot", "called", "running", "settling", "over"]
 
 
@@ -101,6 +105,8 @@ class _Round:
     call: RingCall
     deadline: float
     next_has_all: bool = False
+    was_due: bool = False
+    """This member wanted it, and still does if it comes to nothing."""
 
 
 class RollCall:
@@ -118,11 +124,10 @@ class RollCall:
     ) -> None:
         self.me = me
         self._ring = ring
-        self._members = members
         self._round_s = round_s
         self._fragments = fragments
         self._names = names or [f"member {member}" for member in range(members)]
-        self._gone: set[int] = set()
+        self._ranks = Membership(members)
         self._due = False
         self._stand: Stand = "trains"
         self._wishes: dict[int, RingWish] = {}
@@ -135,7 +140,7 @@ class RollCall:
 
     @property
     def alive(self) -> list[int]:
-        return [member for member in range(self._members) if member not in self._gone]
+        return self._ranks.alive
 
     @property
     def leader(self) -> int:
@@ -184,11 +189,14 @@ class RollCall:
         """This member will not be there any more."""
         if self._state == "over":
             return []
-        gone = RingGone(ring=self._ring, member=self.me, after=self._settled)
-        found = self._to_neighbours(gone)
+        found = self._goodbye()
         if self._round is not None:
             found += self._drop("this member leaves")
         return [*found, *self._end("this member has left")]
+
+    def _goodbye(self) -> list[Instruction]:
+        gone = RingGone(ring=self._ring, member=self.me, by=self.me, after=self._settled)
+        return self._to_neighbours(gone)
 
     def snapshot_taken(self, share: RingShare, now: float) -> list[Instruction]:
         current = self._round
@@ -213,28 +221,45 @@ class RollCall:
             case RingCancel():
                 return self._cancelled(message, now)
             case RingGone():
-                return self.lost(message.member, now, message.after)
+                return self._given_up(message, now)
 
-    def lost(self, member: int, now: float, after: int = 0) -> list[Instruction]:
-        """A member cannot be reached, or is said to be gone; it has done its part in all rounds up
-        to `after`."""
-        if self._state == "over" or member in self._gone or not 0 <= member < self._members:
+    def lost(self, member: int, now: float) -> list[Instruction]:
+        """A member cannot be reached, or cannot be relied on."""
+        gone = RingGone(ring=self._ring, member=member, by=self.me, after=0)
+        return [] if self._state == "over" else self._given_up(gone, now)
+
+    def _given_up(self, news: RingGone, now: float) -> list[Instruction]:
+        ranks, before = self._ranks, self._ranks.gone
+        if not (ranks.knows(news.member) and ranks.knows(news.by)):
             return []
-        if member == self.me:
-            found = self._drop("the others go on alone") if self._round is not None else []
-            return [*found, *self._end("the other members have given this one up")]
-        self._gone.add(member)
-        gone = RingGone(ring=self._ring, member=member, after=after)
-        # It is told too: it may live, and is not to wait for those who have given it up.
-        found = [*self._to_neighbours(gone), Send(member, gone)]
-        if self._state == "settling":
+        if not ranks.gave_up(news.by, news.member):
+            return []
+        # Whoever is given up is told too: it may live, and is not to wait for the others.
+        found = [*self._to_neighbours(news), *self._unless_me(news.member, news)]
+        if news.member == self.me and ranks.gave_up(self.me, news.by):
+            # One of the two has to go; the others are to know that this one lives.
+            reply = RingGone(ring=self._ring, member=news.by, by=self.me, after=0)
+            found += [*self._to_neighbours(reply), *self._unless_me(news.by, reply)]
+        if self.me in ranks.gone:
+            dropped = self._drop("the others go on alone") if self._round is not None else []
+            left = self._end("the other members have given this one up")
+            return [*found, *self._goodbye(), *dropped, *left]
+        return [*found, *self._without(ranks.gone - before, news.after, now)]
+
+    def _without(self, gone: Set[int], after: int, now: float) -> list[Instruction]:
+        """Go on without these, who have done their part in all rounds up to `after`."""
+        found: list[Instruction] = []
+        if gone and self._state == "settling":
             found += self._leave_round(now)
-        elif self._round is not None and self._round.call.round > after:
-            found += self._cancel(f"{self._names[member]} is gone")
+        elif gone and self._round is not None and self._round.call.round > after:
+            found += self._cancel(f"{self._names[min(gone)]} is gone")
         if len(self.alive) == 1 and self._round is None:
             return [*found, *self._end("nobody else is left")]
         # What was wished may have been under way there, or the leader is another one now.
         return [*found, *self._wish_again(now), *self._lead(now)]
+
+    def _unless_me(self, member: int, message: Message) -> list[Instruction]:
+        return [] if member == self.me else [Send(member, message)]
 
     def completed(self, now: float) -> list[Instruction]:
         """All chunks of the round are here."""
@@ -284,7 +309,8 @@ class RollCall:
     def _wished(self, wish: RingWish, now: float) -> list[Instruction]:
         if self.leader != self.me:
             return [] if self._next == wish.member else [Send(self._next, wish)]
-        self._wishes[wish.member] = wish
+        if self._ranks.knows(wish.member):
+            self._wishes[wish.member] = wish
         return self._lead(now)
 
     def _lead(self, now: float) -> list[Instruction]:
@@ -319,6 +345,8 @@ class RollCall:
             return self._begin(call, now)
         if call.leader != self.leader or call.fragment > self._fragments:
             return []  # one of us knows more than the other; it comes again
+        if call.round > self._last_number + _MOST_MISSED:
+            return []
         found: list[Instruction] = []
         if current is not None:  # the leader has given that one up
             found += self._drop("another round was called")
@@ -353,6 +381,7 @@ class RollCall:
             return []
         if list(begin.members) != self.alive or not _usable(begin.weights, len(begin.members)):
             return self._cancel("it begins with other members")
+        current.was_due = self._due
         self._state, self._due = "running", False
         current.deadline = now + self._round_s
         found: list[Instruction] = []
@@ -423,8 +452,9 @@ class RollCall:
 
     def _drop(self, reason: str) -> list[Instruction]:
         assert self._round is not None
-        number, self._round = self._round.call.round, None
-        self._state = "idle"
+        number, was_due = self._round.call.round, self._round.was_due
+        self._round, self._state = None, "idle"
+        self._due = self._due or was_due
         # All have been called, and wish again if they still want something; some may have got what
         # they wanted before this one gave up.
         self._wishes = {k: wish for k, wish in self._wishes.items() if k == self.me}
@@ -442,18 +472,11 @@ class RollCall:
 
     @property
     def _next(self) -> int:
-        return next(self._around(1))
+        return next(self._ranks.around(self.me, 1))
 
     @property
     def _previous(self) -> int:
-        return next(self._around(-1))
-
-    def _around(self, step: int) -> Iterator[int]:
-        """Those who have not gone, from the next one on; oneself at the end."""
-        for count in range(1, self._members + 1):
-            other = (self.me + step * count) % self._members
-            if other not in self._gone:
-                yield other
+        return next(self._ranks.around(self.me, -1))
 
     def _to_neighbours(self, message: Message) -> list[Instruction]:
         return [Send(member, message) for member in sorted(self.neighbours)]

@@ -23,6 +23,9 @@ class Averaging:
     """What rounds may send at most, in Mbit/s; None for as much as the links carry."""
     connect_s: float = 1200.0
     """How long providers of other clusters may take to come up, from the start of this one."""
+    resume_s: float = 60.0
+    """How long a broken connection to one of them may take to come back. Nothing waits for it but
+    rounds, and a member that has been given up does not come back."""
     round_s: float = 600.0
     """A round that takes longer is given up."""
     wait_s: float = 86400.0
@@ -33,7 +36,7 @@ class Averaging:
             raise NodeError(f"mode is {self.mode!r}; expected 'background' or 'blocking'")
         if self.fragments != int(self.fragments) or self.fragments < 1:
             raise NodeError(f"fragments is {self.fragments!r}; expected a whole number from 1")
-        for name in ("most_mbps", "connect_s", "round_s", "wait_s"):
+        for name in ("most_mbps", "connect_s", "resume_s", "round_s", "wait_s"):
             value = getattr(self, name)
             if value is not None and not value > 0:
                 raise NodeError(f"{name} is {value!r}; expected a number above 0")

@@ -66,6 +66,11 @@ class Rules:
     blocking: bool
     fragments: int = 1
 
+    @property
+    def meets_every(self) -> int | None:
+        """Updates after which this cluster waits for the others."""
+        return self.every if self.blocking else None
+
 
 @dataclass
 class _Ring:

@@ -5,8 +5,9 @@ next. It answers with the first of these that applies:
 
     1. Update     every gradient of an update is there, and a weight version is free for the result
     2. Backward   gradients of a micro-batch have arrived: finish old work first
-    3. Forward    the next micro-batch in line, if not too many are in flight and, in a synchronous
-                  schedule, all updates before it are done
+    3. Forward    the next micro-batch in line, if not too many are in flight and all updates are
+                  done that must be: those before it in a synchronous schedule, those before the
+                  last meeting of clusters that wait for each other
        Evaluate   the same for a micro-batch without a backward
        Obey       a command in line, once nothing is in flight
     4. nothing    wait for the next event
@@ -137,6 +138,9 @@ class Rules:
     max_versions: int = 2
     waits_for_permission: bool = False
     """Updates need an `UpdateAllowed`."""
+    meets_every: int | None = None
+    """After so many updates clusters wait for each other. Nothing is in flight then: what later
+    stages will only finish after the meeting must not keep this one from getting there."""
 
     def __post_init__(self) -> None:
         if self.max_versions < 2:
@@ -275,7 +279,7 @@ class StageSchedule:
             return Evaluate(first.key)
         if len(self._in_flight) >= self.limit:
             return None
-        if self.rules.schedule == "sync" and self._updates_done < first.update:
+        if self._lies_ahead(first.update):
             return None
         self._line.popleft()
         staleness = max(0, first.update - self._updates_done)
@@ -286,6 +290,11 @@ class StageSchedule:
         if self.rules.is_last:
             self._backwards.append(first.key)  # the loss is there as soon as the outputs are
         return Forward(first.key, self._version)
+
+    def _lies_ahead(self, update: int) -> bool:
+        """Other updates have to be made before anything is computed for this one."""
+        every = 1 if self.rules.schedule == "sync" else self.rules.meets_every
+        return every is not None and update // every > self._updates_done // every
 
     def _obey(self, command: CommandReady) -> Instruction | None:
         """Nothing is in flight when a command is carried out, and no complete update is left."""
