@@ -455,3 +455,20 @@ def test_compiled_stages_give_the_same_and_are_compiled_once(tmp_path, monkeypat
     for name, value in plain[0].items():
         torch.testing.assert_close(compiled[0][name], value)
     assert counters["stats"]["unique_graphs"] == 3
+
+
+def test_a_provider_does_not_leave_while_its_root_waits_for_other_clusters(tmp_path):
+    batches = words()
+    settings = settings_for(batches, loss_of, SGD)
+    with pipeline(TiedModel(), (batches[0],), tmp_path, settings, stages=2) as cluster:
+        leaf = cluster.runtimes[-1]
+        assert not leaf.wait_for_goodbye(0.01)
+        leaf.obeyed("average", 1)
+        outcome = []
+        waiting = threading.Thread(target=lambda: outcome.append(leaf.wait_for_goodbye(0.01)))
+        waiting.start()
+        waiting.join(0.2)
+        assert not outcome
+        leaf.obeyed("flush", 2)
+        waiting.join(10)
+        assert outcome == [False]

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import socket
 import threading
+from dataclasses import replace
 
 import pytest
 import torch
@@ -188,6 +189,35 @@ def test_a_dead_neighbour_is_noticed_on_both_sides(run):
         assert "b" in str((await a.next(Lost)).error)
         await a.endpoint._network.close()
         assert "a" in str((await b.next(Lost)).error)
+
+    run(scenario)
+
+
+def test_a_lost_link_keeps_no_messages(run):
+    async def scenario(world):
+        a, b = await world.pair(uses=False, window=Window(bytes=1000, frames=1))
+        for number in range(5):
+            a.link.send(numbered(number, torch.zeros(1000)))
+        await b.next()
+        await b.endpoint._network.close()
+        await a.next(Lost)
+        a.link.send(numbered(5, torch.zeros(1000)))
+        await asyncio.sleep(0)
+        assert a.link._session.everything_arrived
+        assert not a.link._outbox
+        assert not await a.endpoint.close(0.1), "it must not say that everything has arrived"
+
+    run(scenario)
+
+
+def test_one_who_is_needed_late_should_be_there(run):
+    async def scenario(world):
+        a = world.party("a")
+        nobody = Peer("b", free_address())
+        a.endpoint.welcome([nobody], replace(QUICK, connect_s=1000, resume_s=0.1))
+        a.endpoint._all_up_by -= 1000
+        await a.endpoint.reach("b")
+        assert "b" in str((await a.next(Lost)).error)
 
     run(scenario)
 

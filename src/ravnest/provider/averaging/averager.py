@@ -83,7 +83,8 @@ class Averager:
         parameters = set(self._share.parameter_names(ring.names))
         fragments = fragments_of(tensors, parameters, settings, compresses=compresses)
         if settings.most_mbps is not None and not compresses:
-            _warn_if_too_slow(ring, sum(t.nbytes for t in tensors.values()), settings)
+            largest = max(4 * sum(fragment.layout.sizes()) for fragment in fragments)
+            _warn_if_too_slow(ring, largest, settings)
         self._share.add_ring(ring.id, [fragment.layout for fragment in fragments])
         return RingPlace(ring, fragments, around, round_s=settings.round_s, wait_s=settings.wait_s)
 
@@ -240,9 +241,10 @@ def _wrapped(error: Exception) -> RunError:
 
 
 def _warn_if_too_slow(ring: RingDocument, size: int, settings: Averaging) -> None:
+    """Of a ring whose largest fragment is so large."""
     assert settings.most_mbps is not None
     members = len(ring.members)
-    round_bytes = 2 * (members - 1) / members * size / settings.fragments
+    round_bytes = 2 * (members - 1) / members * size
     seconds = round_bytes * 8 / (settings.most_mbps * 1e6)
     if seconds > settings.round_s:
         logger.warning(

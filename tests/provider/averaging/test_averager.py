@@ -1,0 +1,70 @@
+"""What the thread does beside its rings."""
+
+import logging
+import queue
+
+import torch
+from torch import nn
+
+from ravnest.provider.averaging.averager import Averager
+from ravnest.provider.averaging.settings import Averaging
+from ravnest.provider.averaging.share import Rules, Share
+from ravnest.provider.compression import Compression
+from ravnest.provider.document import RingDocument, RingMember
+from ravnest.wire.encoding import Parcel
+from ravnest.wire.messages import RingChunk, RingGot
+
+NAMES = tuple("abcdefghij")
+MEMBERS = (RingMember("node_0", "", 0), RingMember("node_1", "", 1))
+
+
+class Stage:
+    """Ten million weights."""
+
+    def __init__(self):
+        self.weights = {name: nn.Parameter(torch.zeros(1_000_000)) for name in NAMES}
+
+    def tensors(self):
+        return self.weights
+
+
+def averager(**settings):
+    stage = Stage()
+    share = Share(stage, stage.weights, lambda: None, Rules(1, blocking=False))
+    return Averager(
+        [RingDocument(0, NAMES, MEMBERS, 0)],
+        share,
+        Averaging(**settings),
+        queue.SimpleQueue(),
+        reach=lambda node: None,
+        on_compute_thread=lambda work: None,
+        averaged=lambda outcome: None,
+        fail=lambda error: None,
+        compression=Compression(),
+    )
+
+
+def chunk(ring):
+    message = RingChunk(ring=ring, round=1, vector=0, is_mean=False, segment=0, chunk=0, passed=1)
+    return Parcel(message, (torch.zeros(4),))
+
+
+def test_chunks_of_a_round_that_was_given_up_are_not_sent_any_more():
+    some = averager(most_mbps=1e-6)
+    got = Parcel(RingGot(ring=0, round=1))
+    for parcel in (chunk(0), got, chunk(1)):
+        some._send("node_1", parcel)
+    some._skipped(0)
+    assert [parcel.message for _, parcel in some._outbox] == [got.message, chunk(1).message]
+
+
+def test_a_limit_that_lets_no_round_through_is_warned_of(caplog):
+    with caplog.at_level(logging.WARNING):
+        averager(most_mbps=0.1, round_s=600)
+    assert "takes 3200 s at 0.1 Mbit/s" in caplog.text
+    caplog.clear()
+    with caplog.at_level(logging.WARNING):
+        averager(most_mbps=0.1, round_s=600, fragments=10)
+        averager(most_mbps=10, round_s=600)
+        averager()
+    assert "0.1 Mbit/s" not in caplog.text
