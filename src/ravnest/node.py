@@ -43,9 +43,10 @@ from ravnest.provider.options import (
     precision_named,
     usable_device,
 )
+from ravnest.provider.place import Place, Rings
 from ravnest.provider.proof import proof_of
 from ravnest.provider.runner import StageRunner
-from ravnest.provider.runtime import Place, ProviderRuntime, Rings
+from ravnest.provider.runtime import ProviderRuntime
 from ravnest.provider.shards import WHOLE, Shard, shard
 from ravnest.rundir import RunDir
 from ravnest.stage import structure

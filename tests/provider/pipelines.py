@@ -13,8 +13,9 @@ from ravnest.planning.study import study
 from ravnest.provider.assembly import StageSettings, build_runner
 from ravnest.provider.inputs import BatchInputs
 from ravnest.provider.numbering import BatchNumbers
+from ravnest.provider.place import Place
 from ravnest.provider.proof import proof_of
-from ravnest.provider.runtime import Place, ProviderRuntime
+from ravnest.provider.runtime import ProviderRuntime
 from ravnest.stage.package import load_package, write_package
 from ravnest.wire import messages
 from ravnest.wire.endpoint import NetworkThread

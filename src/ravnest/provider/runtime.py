@@ -8,28 +8,25 @@ The first thing that goes wrong anywhere ends the run for everybody: the neighbo
 whoever waits here gets the error.
 """
 
-import contextlib
-import functools
 import logging
 import queue
 import threading
 import time
 import uuid
 from collections.abc import Callable
-from concurrent.futures import Future, InvalidStateError
-from dataclasses import dataclass, field, replace
+from concurrent.futures import Future
+from dataclasses import replace
 from typing import Any, TypeVar
 
 import torch
 
 from ravnest.errors import PeerError, RavnestError, RunError
 from ravnest.provider.averaging.averager import Averager, RingInbox
-from ravnest.provider.averaging.settings import Averaging
-from ravnest.provider.compression import Compression
-from ravnest.provider.document import RingDocument
 from ravnest.provider.inbox import Asked, Inbox, Ordered, Stop, Submitted
+from ravnest.provider.place import Place, Rings
 from ravnest.provider.runner import StageRunner
 from ravnest.provider.stall import StallWatch
+from ravnest.provider.waiters import Outputs, Waiters, answer
 from ravnest.wire import messages
 from ravnest.wire.encoding import Parcel
 from ravnest.wire.endpoint import Endpoint, NetworkThread
@@ -53,45 +50,6 @@ def _text_of(error: BaseException) -> str:
     except Exception:
         text = f"{type(error).__name__}, which cannot be put into words"
     return text.encode("utf-8", "backslashreplace").decode()[:4000]
-
-
-@dataclass(frozen=True)
-class Place:
-    """Where in the run this provider stands."""
-
-    run: str
-    node: str
-    listen: str
-    previous: Peer | None
-    next: Peer | None
-
-    @property
-    def is_first(self) -> bool:
-        return self.previous is None
-
-
-@dataclass(frozen=True)
-class Rings:
-    """What this provider averages with other clusters, with whom, and how."""
-
-    documents: tuple[RingDocument, ...]
-    settings: Averaging
-    compression: Compression = field(default_factory=Compression)
-
-    def peers(self, me: str) -> dict[str, Peer]:
-        members = (member for ring in self.documents for member in ring.members)
-        return {m.node: Peer(m.node, m.address) for m in members if m.node != me}
-
-
-@dataclass
-class _Waiters:
-    """Those who wait for something that has not happened yet."""
-
-    replies: dict[tuple[str, int], Future[messages.Reply]] = field(default_factory=dict)
-    results: dict[int, Future[tuple[messages.Result, tuple[torch.Tensor, ...]]]] = field(
-        default_factory=dict
-    )
-    asked: set[Future[Any]] = field(default_factory=set)
 
 
 class ProviderRuntime:
@@ -130,7 +88,7 @@ class ProviderRuntime:
         self._links: dict[str, Link] = {}
         self._changed = threading.Condition()
         self._queued = 0
-        self._waiters = _Waiters()
+        self._waiters = Waiters()
         self._number = 0
         self._told_goodbye = threading.Event()
         self._training_over = threading.Event()
@@ -328,14 +286,11 @@ class ProviderRuntime:
         """The end, for whoever waits here first: nothing that follows may keep it from them."""
         with self._changed:
             self.failure = self.failure or error
-            waiters, self._waiters = self._waiters, _Waiters()
+            waiters, self._waiters = self._waiters, Waiters()
             self._changed.notify_all()
         self._training_over.set()
         self._told_goodbye.set()
-        waiting: list[Future[Any]] = [*waiters.replies.values(), *waiters.results.values()]
-        for future in (*waiting, *waiters.asked):
-            with contextlib.suppress(InvalidStateError):  # it was answered at this very moment
-                future.set_exception(error)
+        waiters.fail(error)
         if self._averager is not None:
             self._averager.leave()
         if tell:
@@ -368,10 +323,8 @@ class ProviderRuntime:
             self._queued += 1
         self._inbox.put(Submitted(message, values))
 
-    def expect_result(
-        self, batch: int
-    ) -> "Future[tuple[messages.Result, tuple[torch.Tensor, ...]]]":
-        future: Future[tuple[messages.Result, tuple[torch.Tensor, ...]]] = Future()
+    def expect_result(self, batch: int) -> "Future[Outputs]":
+        future: Future[Outputs] = Future()
         with self._changed:
             self.check()
             self._waiters.results[batch] = future
@@ -400,21 +353,10 @@ class ProviderRuntime:
     def ask(self, work: Callable[[], Any]) -> Any:
         """Run something on the compute thread and wait for what it returns."""
         future: Future[Any] = Future()
-
-        def run() -> None:
-            try:
-                answer = work()
-            except BaseException as error:
-                outcome = functools.partial(future.set_exception, error)
-            else:
-                outcome = functools.partial(future.set_result, answer)
-            with contextlib.suppress(InvalidStateError):  # the run has failed meanwhile
-                outcome()
-
         with self._changed:
             self.check()
             self._waiters.asked.add(future)
-        self._inbox.put(Asked(run))
+        self._inbox.put(Asked(lambda: answer(future, work)))
         try:
             return self.wait_for(future)
         finally:

@@ -11,7 +11,7 @@ from ravnest.planning.study import study
 from ravnest.provider.averaging.settings import Averaging
 from ravnest.provider.compression import Compression
 from ravnest.provider.document import RingDocument, RingMember
-from ravnest.provider.runtime import Rings
+from ravnest.provider.place import Rings
 from ravnest.wire.endpoint import NetworkThread
 from ravnest.wire.memory import MemoryHub
 

@@ -8,16 +8,16 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from ravnest.provider.averaging.membership import Membership
-from ravnest.provider.averaging.rollcall import (
+from ravnest.provider.averaging.instructions import (
     Over,
     Release,
-    RollCall,
     Send,
     Skip,
     Start,
     TakeSnapshot,
 )
+from ravnest.provider.averaging.membership import Membership
+from ravnest.provider.averaging.rollcall import RollCall
 from ravnest.wire.messages import RingBegin, RingCall, RingGone, RingShare
 
 ROUND_S = 20.0

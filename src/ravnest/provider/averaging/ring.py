@@ -8,16 +8,16 @@ from dataclasses import dataclass, field
 from ravnest.errors import RunError, WireError
 from ravnest.provider.averaging.exchange import Exchange, Payload, Track
 from ravnest.provider.averaging.fragments import Fragment, is_finite
-from ravnest.provider.averaging.rollcall import (
+from ravnest.provider.averaging.instructions import (
     Instruction,
     Over,
     Release,
-    RollCall,
     Send,
     Skip,
     Start,
     TakeSnapshot,
 )
+from ravnest.provider.averaging.rollcall import RollCall
 from ravnest.provider.averaging.share import Facts, Outcome, Snapshot
 from ravnest.provider.averaging.vectors import numbered
 from ravnest.provider.document import RingDocument

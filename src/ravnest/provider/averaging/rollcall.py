@@ -25,6 +25,16 @@ from typing import Literal
 
 from msgspec.structs import replace
 
+from ravnest.provider.averaging.instructions import (
+    Instruction,
+    Message,
+    Over,
+    Release,
+    Send,
+    Skip,
+    Start,
+    TakeSnapshot,
+)
 from ravnest.provider.averaging.membership import Membership
 from ravnest.wire.messages import (
     RingBegin,
@@ -36,63 +46,7 @@ from ravnest.wire.messages import (
     RingWish,
 )
 
-Message = RingWish | RingCall | RingBegin | RingGot | RingCancel | RingGone
 Stand = Literal["trains", "waits", "ended"]
-
-
-@dataclass(frozen=True, slots=True)
-class Send:
-    to: int
-    message: Message
-
-
-@dataclass(frozen=True, slots=True)
-class TakeSnapshot:
-    """Keep the present values, at the next border between updates, and say `snapshot_taken`."""
-
-    round: int
-    fragment: int
-    """0 for everything."""
-
-
-@dataclass(frozen=True, slots=True)
-class Start:
-    """Exchange chunks with these members, of whom this is one."""
-
-    round: int
-    fragment: int
-    members: tuple[int, ...]
-    weights: tuple[float, ...]
-    still: bool
-    """Nobody trains: keep the mean itself."""
-    last: bool
-    moments: bool
-    changes: bool
-
-
-@dataclass(frozen=True, slots=True)
-class Skip:
-    """No mean this time; forget the snapshot."""
-
-    round: int
-    reason: str
-
-
-@dataclass(frozen=True, slots=True)
-class Release:
-    """Nothing to wait for any more."""
-
-    last: bool
-
-
-@dataclass(frozen=True, slots=True)
-class Over:
-    """There will be no more rounds."""
-
-    reason: str
-
-
-Instruction = Send | TakeSnapshot | Start | Skip | Release | Over
 _MISMATCH = "the members do not hold the same tensors: are all settings the same?"
 _MOST_MISSED = 1 << 32
 """Rounds that somebody may have missed. Further on than that nobody can be, and whoever says so is
