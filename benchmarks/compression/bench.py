@@ -1,9 +1,10 @@
 """What do codecs save, and what do they cost: alone, between stages, and between clusters?
+And what do they make of a thin link? That part is left out unless it is run by root.
 
     python3 dev.py bench compression
 
-`--only codecs`, `edges` or `rings` for one of the three. What runs come to is kept in a folder if
-one is given, and is not made again; so the work can be done in several goes:
+`--only codecs`, `edges`, `rings` or `thin_link` for one of the four. What runs come to is kept in a
+folder if one is given, and is not made again; so the work can be done in several goes:
 `--kept FOLDER --within SECONDS`.
 """
 
@@ -21,6 +22,7 @@ sys.path[:0] = [str(HERE), str(HERE.parent / "convergence")]
 import edges  # noqa: E402
 import kept  # noqa: E402
 import rings  # noqa: E402
+import thin_link  # noqa: E402
 
 
 def show_edges(folder: Path, within_s: float, seeds: int, *, splits: bool) -> None:
@@ -47,7 +49,7 @@ def show_rings(folder: Path, within_s: float, seeds: int) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--only", choices=("codecs", "edges", "rings"))
+    parser.add_argument("--only", choices=("codecs", "edges", "rings", "thin_link"))
     parser.add_argument("--kept", type=Path, help="keep what runs come to here, and use it")
     parser.add_argument("--within", type=float, default=float("inf"), metavar="SECONDS")
     parser.add_argument("--seeds", type=int, default=2)
@@ -57,6 +59,7 @@ def main() -> None:
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as temporary:
         folder = options.kept or Path(temporary)
+        folder.mkdir(exist_ok=True)
         if options.only in (None, "codecs"):
             # Python has a module of that name itself.
             runpy.run_path(str(HERE / "codecs.py"))["main"](4)
@@ -64,6 +67,8 @@ def main() -> None:
             show_edges(folder, options.within, options.seeds, splits=options.splits)
         if options.only in (None, "rings"):
             show_rings(folder, options.within, options.seeds)
+        if options.only in (None, "thin_link"):
+            thin_link.main(["--kept", str(folder / "thin_link.jsonl")])
 
 
 if __name__ == "__main__":
