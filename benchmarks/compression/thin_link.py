@@ -204,7 +204,9 @@ def compare(name: str, rounds: int, delay_ms: float, transport: str, kept: Path)
     with tempfile.TemporaryDirectory() as folder:
         planned = plan(SIZES[name], Path(folder))
         for number in range(rounds):
-            for contestant, codec, nature in contestants(delay_ms):
+            everyone = list(contestants(delay_ms))
+            first = number % len(everyone)  # nobody is always the last
+            for contestant, codec, nature in everyone[first:] + everyone[:first]:
                 if number < len(rounds_in(kept, where).get(contestant, ())):
                     continue
                 outcome = measure(name, codec, nature, planned, transport)
