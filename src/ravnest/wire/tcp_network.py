@@ -12,6 +12,7 @@ import logging
 import socket
 import struct
 from collections.abc import Callable, Coroutine, Sequence
+from pathlib import Path
 from typing import Any
 
 from ravnest.wire.framing import CHUNK_BYTES, Buffer
@@ -32,6 +33,7 @@ _CONNECT_S = 5.0
 _PARTS_AT_ONCE = 64
 _FIRST_BUFFER = 1 << 16
 """Enough for a greeting; grows with the chunks that come."""
+_SEND_BUFFER = 8 << 20
 
 
 class TcpNetwork:
@@ -39,6 +41,7 @@ class TcpNetwork:
 
     def __init__(self, *, life_s: float = _LIFE_S, silence_s: float = _SILENCE_S) -> None:
         self._life_s, self._silence_s = life_s, silence_s
+        self._send_buffer = _larger_send_buffer()
         self._server: socket.socket | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._streams: set[_TcpStream] = set()
@@ -93,12 +96,16 @@ class TcpNetwork:
         raise StreamError(reason, nobody_there=refused) from failure
 
     def _stream(self, connection: socket.socket) -> "_TcpStream":
+        if self._send_buffer is not None:
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, self._send_buffer)
         stream = _TcpStream(connection, self._life_s, self._silence_s, self._streams.discard)
         self._streams.add(stream)
         return stream
 
     async def close(self) -> None:
         if self._server is not None:
+            # Whoever calls at this very moment must not be looked for at a closed socket.
+            asyncio.get_running_loop().remove_reader(self._server.fileno())
             self._server.close()
             self._server = None
         for stream in list(self._streams):
@@ -106,6 +113,22 @@ class TcpNetwork:
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+
+
+def _larger_send_buffer() -> int | None:
+    """What to ask the kernel for, if it then gives more than it ever gives by itself.
+
+    A fast line across an ocean holds more bytes than that. Asked for less, the kernel would stay
+    with it for good.
+    """
+    try:
+        by_itself = int(Path("/proc/sys/net/ipv4/tcp_wmem").read_text().split()[-1])
+    except (OSError, ValueError, IndexError):
+        return None
+    with socket.socket() as trial:
+        trial.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BUFFER)
+        given = trial.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF)
+    return _SEND_BUFFER if given > by_itself else None
 
 
 def _listening(host: str, port: int) -> socket.socket:
