@@ -16,7 +16,6 @@ import chargpt
 LAYERS = 4
 _RUN = 4 * chargpt.LENGTH
 """Letters in a row that belong to the same shard."""
-_HELD_OUT_ROWS = 128
 
 
 def make_model(seed: int = 0, layers: int = LAYERS) -> nn.Module:
@@ -35,33 +34,42 @@ def _learnt_from() -> int:
     return len(_letters()[0]) * 9 // 10
 
 
-def _rows(starts: torch.Tensor) -> torch.Tensor:
-    """Inputs, and the same one letter later: LENGTH + 1 letters."""
+def _rows(starts: torch.Tensor, length: int) -> torch.Tensor:
+    """Inputs, and the same one letter later: length + 1 letters."""
     letters, _ = _letters()
-    return torch.stack([letters[s : s + chargpt.LENGTH + 1] for s in starts.tolist()])
+    return torch.stack([letters[s : s + length + 1] for s in starts.tolist()])
 
 
-def shard(number: int, of: int, rows: int, seed: int = 1) -> Iterator[torch.Tensor]:
+def shard(
+    number: int, of: int, rows: int, seed: int = 1, length: int = chargpt.LENGTH
+) -> Iterator[torch.Tensor]:
     """Batches without end; those of different shards have no row in common."""
     generator = torch.Generator().manual_seed(1000 * seed + number)
     runs = _learnt_from() // _RUN // of
     while True:
         run = torch.randint(0, runs, (rows,), generator=generator) * of + number
         within = torch.randint(0, _RUN - chargpt.LENGTH, (rows,), generator=generator)
-        yield _rows(run * _RUN + within)
+        yield _rows(run * _RUN + within, length)
 
 
 @functools.cache
-def _held_out() -> torch.Tensor:
+def _held_out(rows: int, length: int) -> torch.Tensor:
     generator = torch.Generator().manual_seed(7)
-    last = len(_letters()[0]) - chargpt.LENGTH - 1
-    return _rows(torch.randint(_learnt_from(), last, (_HELD_OUT_ROWS,), generator=generator))
+    last = len(_letters()[0]) - length - 1
+    starts = torch.randint(_learnt_from(), last, (rows,), generator=generator)
+    return _rows(starts, length)
 
 
 @torch.no_grad()
-def held_out_loss(model: nn.Module, state: Mapping[str, torch.Tensor] | None = None) -> float:
+def held_out_loss(
+    model: nn.Module,
+    state: Mapping[str, torch.Tensor] | None = None,
+    *,
+    rows: int = 128,
+    length: int = chargpt.LENGTH,
+) -> float:
     """Of the model, or of these tensors in its place."""
-    rows = _held_out()
-    words = rows[:, :-1]
+    judged = _held_out(rows, length)
+    words = judged[:, :-1]
     scores = model(words) if state is None else torch.func.functional_call(model, state, (words,))
-    return float(chargpt.loss_of(scores, rows[:, 1:]))
+    return float(chargpt.loss_of(scores, judged[:, 1:]))
