@@ -442,3 +442,31 @@ def test_a_snapshot_waits_for_the_outcome_of_the_round_before():
     assert taken == [2.0]
     share.when_up_to_date(lambda: taken.append("at once"))
     assert taken == [2.0, "at once"]
+
+
+def test_moments_keep_what_they_have_learnt_while_their_mean_was_made():
+    weights = {"w": nn.Parameter(torch.tensor([1.0, 2.0]))}
+    optimizer = torch.optim.Adam(weights.values())
+    weights["w"].grad = torch.tensor([1.0, 1.0])
+    optimizer.step()
+    state = optimizer.state[weights["w"]]
+    state["exp_avg"].copy_(torch.tensor([0.5, -0.5]))
+    state["exp_avg_sq"].copy_(torch.tensor([0.25, 0.01]))
+
+    class Stage:
+        def tensors(self):
+            return dict(weights)
+
+    rules = Rules(1, blocking=False)
+    share = Share(Stage(), weights, lambda: optimizer, rules, average_optim=True)
+    layout = Layout.of(weights, {"w"})
+    share.add_ring(0, [layout])
+    moments = Layout.of(share._moments(["w"]))
+    nothing = torch.empty(0, dtype=torch.float64)
+    change = torch.tensor([-0.75, 0.25, 0.5, -0.02])  # of exp_avg, then of exp_avg_sq
+    unchanged = (layout, Vectors(torch.zeros(2), nothing))
+    outcome = ((moments, Vectors(change, nothing)),)
+    share.averaged(Outcome(0, (0,), (unchanged,), outcome, False, 0.0, 0))
+    share.apply()
+    assert state["exp_avg"].tolist() == [-0.25, -0.25]
+    assert state["exp_avg_sq"].tolist() == [0.75, 0.0]  # a variance does not become negative

@@ -286,7 +286,8 @@ class RingPlace:
                 # The rest is small, and may hold infinities, which have no difference.
                 tracks += [parameters, Track(vectors[k][trained:])]
         if start.moments:
-            tracks += [Track(vector) for vectors in snapshot.moments for vector in vectors]
+            moments = (vector for vectors in snapshot.moments for vector in vectors)
+            tracks += [Track(vector, vector.numel()) for vector in moments]
         return tracks
 
     def _pass_on(self, message: RingChunk, payload: Payload) -> None:

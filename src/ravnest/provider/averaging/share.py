@@ -260,8 +260,10 @@ class Share:
             for layout, vectors in outcome.moments:
                 names = list(dict.fromkeys(name.rpartition("/")[0] for name in layout.names))
                 state = self._moments(names)
-                if Layout.of(state) == layout:
+                if Layout.of(state) == layout and outcome.still:
                     layout.write(vectors, state)
+                elif Layout.of(state) == layout:
+                    layout.shift(vectors, state)
             ring = self._rings[outcome.ring]
             for number, (_, vectors) in zip(outcome.fragments, outcome.parts, strict=True):
                 ring.samples[number] = max(ring.samples[number], outcome.samples)

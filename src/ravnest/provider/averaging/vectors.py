@@ -5,8 +5,8 @@ care about tensors. What single precision cannot hold exactly (counters, doubles
 one of double precision. Means of whole numbers are rounded.
 
 Parameters come first in both. They go on being trained while a mean is made, so what is applied to
-them is a difference; everything else (statistics, counters, an optimizer's moments) takes the mean
-itself, because a difference added to a variance could make it negative.
+them is a difference, and the same goes for an optimizer's moments. Everything else (statistics,
+counters) takes the mean itself: a difference added to a variance could make it negative.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -96,6 +96,16 @@ class Layout:
                 target.add_(value.view(target.shape).to(target.device, target.dtype))
             else:
                 _put(target, value)
+
+    @torch.no_grad()
+    def shift(self, difference: Vectors, tensors: Mapping[str, torch.Tensor]) -> None:
+        """Add to the tensors; those that are nowhere negative (variances) stay so."""
+        for name, value in self._places(difference):
+            target = _as_real(tensors[name].data)
+            never_negative = bool((target >= 0).all())
+            target.add_(value.view(target.shape).to(target.device, target.dtype))
+            if never_negative:
+                target.clamp_(min=0)
 
     def _places(self, vectors: Vectors) -> Sequence[tuple[str, torch.Tensor]]:
         found = []
