@@ -166,8 +166,14 @@ class RingWish(_Typed, frozen=True, kw_only=True):
 
     ring: Count
     member: Count
-    after: Count
-    """The last round that it knows to be complete."""
+    number: Count
+    """Counts what this member has said; only the latest counts."""
+    complete: Count
+    """The last round that is complete here."""
+    settled: Count
+    """The last one that is known to be complete everywhere."""
+    missed: Count
+    """The last one that has come to nothing here."""
     due: bool
     """It wants a round."""
     stand: Literal["trains", "waits", "ended"]
@@ -216,10 +222,19 @@ class RingBegin(_Typed, frozen=True, kw_only=True):
 
 
 class RingGot(_Typed, frozen=True, kw_only=True):
-    """To the member before: everything it sent in this round has arrived."""
+    """Goes around after a round of all that stand still: everybody up to here has everything."""
 
     ring: Count
     round: Count
+
+
+class RingDone(_Typed, frozen=True, kw_only=True):
+    """Goes around after that: everybody has everything."""
+
+    ring: Count
+    round: Count
+    by: Count
+    """Who says so, and where it ends."""
 
 
 class RingCancel(_Typed, frozen=True, kw_only=True):
@@ -254,7 +269,9 @@ class RingChunk(_Typed, frozen=True, kw_only=True):
     """Members whose share is in it, or who have the mean."""
 
 
-RingMessage = RingWish | RingCall | RingBegin | RingGot | RingCancel | RingGone | RingChunk
+RingMessage = (
+    RingWish | RingCall | RingBegin | RingGot | RingDone | RingCancel | RingGone | RingChunk
+)
 
 
 # ---- at the end ------------------------------------------------------------------------------

@@ -120,7 +120,7 @@ class World:
             if to in self.dead or frozenset((source, to)) in self.broken:
                 self.later(1.0, lambda: self.tell(source, lambda c: c.lost(to, self.now)))
             else:
-                self.tell(to, lambda c: c.heard(message, self.now))
+                self.tell(to, lambda c: c.heard(message, source, self.now))
 
         self.later(at - self.now, arrive)
 
@@ -232,7 +232,7 @@ def test_strange_messages_change_nothing():
         ring=0, round=3, members=(0, 1), weights=(1.0, 1.0), moments=False, changes=False
     )
     for message in (stray, begin, RingGone(ring=0, member=99, by=0, after=0)):
-        assert call.heard(message, 0.0) == []
+        assert call.heard(message, 0, 0.0) == []
     share = RingShare(member=1, weight=1.0, layout=1, moments=0, base=0)
     assert call.snapshot_taken(share, 0.0) == []
     assert call.is_idle

@@ -6,12 +6,13 @@ from ravnest.wire.messages import (
     RingBegin,
     RingCall,
     RingCancel,
+    RingDone,
     RingGone,
     RingGot,
     RingWish,
 )
 
-Message = RingWish | RingCall | RingBegin | RingGot | RingCancel | RingGone
+Message = RingWish | RingCall | RingBegin | RingGot | RingDone | RingCancel | RingGone
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +58,8 @@ class Release:
     """Nothing to wait for any more."""
 
     last: bool
+    met: bool
+    """All members have made the round that was waited for; else it could not be made."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -94,6 +94,8 @@ class RingPlace:
         self._wait_s = wait_s
         self._wait_ends: float | None = None
         self._leaves = False
+        self._has_met = False
+        """For the last time; it is no surprise that others leave then."""
         self._round: _Round | None = None
         self._roll = RollCall(
             document.id,
@@ -151,8 +153,10 @@ class RingPlace:
     def heard(self, source: str, parcel: Parcel) -> None:
         message = parcel.message
         assert isinstance(message, RingMessage)
+        if source not in self._places:
+            raise WireError(f"{source} is not a member of ring {self.id}")
         if not isinstance(message, RingChunk):
-            self._do(self._roll.heard(message, self._clock()))
+            self._do(self._roll.heard(message, self._places[source], self._clock()))
             return
         current = self._round
         if current is None or current.start is None or current.number != message.round:
@@ -232,12 +236,24 @@ class RingPlace:
                         self._begin(self._round)
                 case Skip(number, reason):
                     self._skip(number, reason)
-                case Release(last):
+                case Release(last, met):
                     self._wait_ends = None
-                    self._around.released(self.id, last)
+                    self._released(last, met=met)
                 case Over(reason):
-                    level = logging.INFO if self._leaves else logging.WARNING
+                    expected = self._leaves or self._has_met
+                    level = logging.INFO if expected else logging.WARNING
                     logger.log(level, "ring %d: no more rounds: %s", self.id, reason)
+
+    def _released(self, last: bool, *, met: bool) -> None:
+        if last:
+            self._has_met = met
+        if last and not met:
+            logger.warning(
+                "ring %d: the last round was not made, because nobody was left to make it with. "
+                "What this cluster has of it may differ from what others have",
+                self.id,
+            )
+        self._around.released(self.id, last)
 
     def _begin(self, current: _Round) -> None:
         """Snapshot and start of the round are there."""

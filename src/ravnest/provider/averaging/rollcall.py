@@ -10,8 +10,12 @@ less. Members talk to their neighbours in the ring alone; what is meant for othe
 
 A member may also stand still: until the next round (blocking averaging), or because it has finished
 training. Once all stand still, a round leaves all of them with the same bytes; once all have
-finished it is the last one, and whoever waited for it is released. Nobody leaves such a round
-before the next member has got everything, so that what it sent is not lost with it.
+finished it is the last one. Nobody is released from such a round before everybody has everything:
+`Got` goes around to find out, then `Done` to say so. If a member is lost before that, those who are
+left make the round again, whether it was complete for them or not, and so end with the same bytes.
+
+What the leader knows of the others is what they have said last, and may be out of date. So whoever
+is called to stand still and does not says so, and the round is off.
 
 A member that is gone is passed over from then on, and everybody hears of it (see membership.py). It
 costs the round that was under way and nothing else, since what is applied at the end is the
@@ -40,6 +44,7 @@ from ravnest.wire.messages import (
     RingBegin,
     RingCall,
     RingCancel,
+    RingDone,
     RingGone,
     RingGot,
     RingShare,
@@ -58,7 +63,8 @@ _State = Literal["idle", "snapshot", "called", "running", "settling", "over"]
 class _Round:
     call: RingCall
     deadline: float
-    next_has_all: bool = False
+    others_have_all: bool = False
+    """Everybody from the leader to the member before this one."""
     was_due: bool = False
     """This member wanted it, and still does if it comes to nothing."""
 
@@ -78,6 +84,7 @@ class RollCall:
     ) -> None:
         self.me = me
         self._ring = ring
+        self._members = members
         self._round_s = round_s
         self._fragments = fragments
         self._names = names or [f"member {member}" for member in range(members)]
@@ -89,8 +96,14 @@ class RollCall:
         self._state: _State = "idle"
         self._round: _Round | None = None
         self._last_number = 0
+        self._last_leader = 0
+        self._said = 0
         self._complete = 0
         self._settled = 0
+        self._missed = 0
+        self._was_last = False
+        """The round that was complete here last was to be the last one."""
+        self._was_still = False
 
     @property
     def alive(self) -> list[int]:
@@ -128,14 +141,14 @@ class RollCall:
     def waits(self, now: float) -> list[Instruction]:
         """This member does nothing until the next round."""
         if self._state == "over":
-            return [Release(last=False)]
+            return [Release(last=False, met=False)]
         self._stand = "waits"
         return self._wish(now)
 
     def ended(self, now: float) -> list[Instruction]:
         """This member has finished training, and waits for the last round."""
         if self._state == "over":
-            return [Release(last=True)]
+            return [Release(last=True, met=False)]
         self._stand = "ended"
         return self._wish(now)
 
@@ -143,14 +156,13 @@ class RollCall:
         """This member will not be there any more."""
         if self._state == "over":
             return []
-        found = self._goodbye()
+        found = self._to_neighbours(self._goodbye())
         if self._round is not None:
             found += self._drop("this member leaves")
         return [*found, *self._end("this member has left")]
 
-    def _goodbye(self) -> list[Instruction]:
-        gone = RingGone(ring=self._ring, member=self.me, by=self.me, after=self._settled)
-        return self._to_neighbours(gone)
+    def _goodbye(self) -> RingGone:
+        return RingGone(ring=self._ring, member=self.me, by=self.me, after=self._settled)
 
     def snapshot_taken(self, share: RingShare, now: float) -> list[Instruction]:
         current = self._round
@@ -160,9 +172,12 @@ class RollCall:
         self._state = "called"
         return [Send(self._next, current.call)]
 
-    def heard(self, message: Message, now: float) -> list[Instruction]:
+    def heard(self, message: Message, source: int, now: float) -> list[Instruction]:
+        """From a neighbour, who may only be handing it on."""
         if self._state == "over":
-            return []
+            # Who says so may not know, and would wait; but goodbyes are not answered for ever.
+            leaves = isinstance(message, RingGone) and message.member == message.by
+            return [] if leaves else [Send(source, self._goodbye())]
         match message:
             case RingWish():
                 return self._wished(message, now)
@@ -171,7 +186,9 @@ class RollCall:
             case RingBegin():
                 return self._begun(message, now)
             case RingGot():
-                return self._next_got_all(message, now)
+                return self._others_got_all(message, now)
+            case RingDone():
+                return self._done(message, now)
             case RingCancel():
                 return self._cancelled(message, now)
             case RingGone():
@@ -197,20 +214,20 @@ class RollCall:
         if self.me in ranks.gone:
             dropped = self._drop("the others go on alone") if self._round is not None else []
             left = self._end("the other members have given this one up")
-            return [*found, *self._goodbye(), *dropped, *left]
+            return [*found, *self._to_neighbours(self._goodbye()), *dropped, *left]
         return [*found, *self._without(ranks.gone - before, news.after, now)]
 
     def _without(self, gone: Set[int], after: int, now: float) -> list[Instruction]:
         """Go on without these, who have done their part in all rounds up to `after`."""
         found: list[Instruction] = []
-        if gone and self._state == "settling":
-            found += self._leave_round(now)
+        if after >= self._complete > self._settled:
+            found += self._settle(now)  # who left knew that everybody had everything
         elif gone and self._round is not None and self._round.call.round > after:
             found += self._cancel(f"{self._names[min(gone)]} is gone")
         if len(self.alive) == 1 and self._round is None:
             return [*found, *self._end("nobody else is left")]
         # What was wished may have been under way there, or the leader is another one now.
-        return [*found, *self._wish_again(now), *self._lead(now)]
+        return [*found, *self._wish(now), *self._lead(now)]
 
     def _unless_me(self, member: int, message: Message) -> list[Instruction]:
         return [] if member == self.me else [Send(member, message)]
@@ -221,18 +238,18 @@ class RollCall:
         if current is None or self._state != "running":
             return []
         self._complete = current.call.round
-        if not current.call.still:
-            return self._leave_round(now)
+        self._was_last, self._was_still = current.call.last, current.call.still
+        if not self._was_still:
+            return self._settle(now)
         self._state = "settling"
-        got = RingGot(ring=self._ring, round=current.call.round)
-        return [Send(self._previous, got), *self._settle(now)]
+        if current.call.leader == self.me or current.others_have_all:
+            return self._hand_on_got(current)
+        return []
 
     def failed(self, reason: str, now: float) -> list[Instruction]:
         """The exchange of chunks came to nothing."""
         if self._round is None:
             return []
-        if self._state == "settling":
-            return self._leave_round(now)
         return [*self._cancel(reason), *self._wish_again(now), *self._lead(now)]
 
     def tick(self, now: float) -> list[Instruction]:
@@ -246,11 +263,15 @@ class RollCall:
     def _wish(self, now: float) -> list[Instruction]:
         if self._state == "over":
             return []
+        self._said += 1
         return self._wished(
             RingWish(
                 ring=self._ring,
                 member=self.me,
-                after=self._complete,
+                number=self._said,
+                complete=self._complete,
+                settled=self._settled,
+                missed=self._missed,
                 due=self._due,
                 stand=self._stand,
             ),
@@ -264,7 +285,9 @@ class RollCall:
         if self.leader != self.me:
             return [] if self._next == wish.member else [Send(self._next, wish)]
         if self._ranks.knows(wish.member):
-            self._wishes[wish.member] = wish
+            known = self._wishes.get(wish.member)
+            if known is None or known.number < wish.number:
+                self._wishes[wish.member] = wish
         return self._lead(now)
 
     def _lead(self, now: float) -> list[Instruction]:
@@ -273,16 +296,22 @@ class RollCall:
         if self.leader != self.me or self._state != "idle" or len(alive) < 2:
             return []
         known = [self._wishes[member] for member in alive if member in self._wishes]
+        settled = max((wish.settled for wish in known), default=0)
+        if any(wish.complete == settled > wish.settled for wish in known):
+            # The leader before was lost while it said so: some have heard it, some have not.
+            return self._say_done(settled, now)
         stands = {wish.stand for wish in known}
         still = len(known) == len(alive) and "trains" not in stands
         if not (still or any(wish.due for wish in known)):
             return []
-        number = self._last_number + 1
+        # No two leaders use the same number, whatever they know of each other's.
+        turn = self._last_number // self._members + 1
+        number = turn * self._members + self.me
         call = RingCall(
             ring=self._ring,
             round=number,
             leader=self.me,
-            fragment=0 if still or self._fragments == 1 else 1 + number % self._fragments,
+            fragment=0 if still or self._fragments == 1 else 1 + turn % self._fragments,
             shares=(),
             still=still,
             last=still and stands == {"ended"},
@@ -301,6 +330,13 @@ class RollCall:
             return []  # one of us knows more than the other; it comes again
         if call.round > self._last_number + _MOST_MISSED:
             return []
+        if call.leader == self._last_leader and call.round <= self._last_number:
+            return []  # it has called again since
+        if call.still and (self._stand == "trains" or (call.last and self._stand != "ended")):
+            off = RingCancel(
+                ring=self._ring, round=call.round, reason=f"{self._names[self.me]} has gone on"
+            )
+            return [*self._wish(now), *self._to_neighbours(off)]
         found: list[Instruction] = []
         if current is not None:  # the leader has given that one up
             found += self._drop("another round was called")
@@ -308,6 +344,7 @@ class RollCall:
 
     def _prepare(self, call: RingCall, now: float) -> list[Instruction]:
         self._last_number = max(self._last_number, call.round)
+        self._last_leader = call.leader
         self._state = "snapshot"
         self._round = _Round(call, now + self._round_s)
         return [TakeSnapshot(call.round, call.fragment)]
@@ -355,46 +392,65 @@ class RollCall:
 
     # ---- the end of a round ----
 
-    def _next_got_all(self, got: RingGot, now: float) -> list[Instruction]:
-        if self._round is None or self._round.call.round != got.round:
+    def _others_got_all(self, got: RingGot, now: float) -> list[Instruction]:
+        current = self._round
+        if current is None or current.call.round != got.round:
             return []
-        self._round.next_has_all = True
-        return self._settle(now)
+        if current.call.leader == self.me:
+            return self._say_done(got.round, now) if self._state == "settling" else []
+        current.others_have_all = True
+        return self._hand_on_got(current) if self._state == "settling" else []
+
+    def _hand_on_got(self, current: _Round) -> list[Instruction]:
+        return [Send(self._next, RingGot(ring=self._ring, round=current.call.round))]
+
+    def _say_done(self, number: int, now: float) -> list[Instruction]:
+        done = RingDone(ring=self._ring, round=number, by=self.me)
+        self._forget_settled(number)
+        settled = self._settle(now) if self._complete == number > self._settled else []
+        return [Send(self._next, done), *settled]
+
+    def _done(self, done: RingDone, now: float) -> list[Instruction]:
+        found = [] if self._next == done.by else [Send(self._next, done)]
+        if self._complete == done.round > self._settled:
+            return [*found, *self._settle(now)]
+        return list(found)
 
     def _settle(self, now: float) -> list[Instruction]:
-        """A round of all that stand still is over when the next member has everything too; or if
-        it is not going to have it. What has come of it here is complete either way."""
-        current = self._round
-        if self._state != "settling" or current is None or not current.next_has_all:
-            return []
-        return self._leave_round(now)
-
-    def _leave_round(self, now: float) -> list[Instruction]:
-        assert self._round is not None
-        call, self._round, self._state = self._round.call, None, "idle"
-        self._settled = call.round
-        # What was said before this round is settled by it; some may have said something since.
-        for member, wish in list(self._wishes.items()):
-            if wish.after < call.round:
-                if wish.stand == "ended" and not call.last:
-                    self._wishes[member] = replace(wish, due=False)
-                else:
-                    del self._wishes[member]
-        free = self._stand == "waits" or (self._stand == "ended" and call.last)
-        found = self._released() if free else []
+        """The round that was complete here last is so everywhere, or needs not be."""
+        found: list[Instruction] = []
+        self._settled = self._complete
+        self._forget_settled(self._settled)
+        free = self._stand == "waits" or (self._stand == "ended" and self._was_last)
+        if self._was_still and free:
+            found += self._released(met=True)
+        if self._round is not None and self._round.call.round != self._complete:
+            found += self._cancel("the one before is complete after all")
+        if self._state == "over":
+            return found
+        self._round, self._state = None, "idle"
         if len(self.alive) == 1:
             return [*found, *self._end("nobody else is left")]
         return [*found, *self._lead(now)]
 
-    def _released(self) -> list[Instruction]:
+    def _forget_settled(self, number: int) -> None:
+        """What was wished before this round is settled by it; some may have said more since."""
+        for member, wish in list(self._wishes.items()):
+            is_told = wish.complete == number > wish.settled
+            if is_told or max(wish.settled, wish.missed) < number:
+                if wish.stand == "waits" or (wish.stand == "ended" and self._was_last):
+                    del self._wishes[member]
+                else:
+                    settled = number if is_told else wish.settled
+                    self._wishes[member] = replace(wish, due=False, settled=settled)
+
+    def _released(self, *, met: bool) -> list[Instruction]:
         last, self._stand = self._stand == "ended", "trains"
-        return [Release(last)]
+        return [Release(last, met)]
 
     def _cancelled(self, cancel: RingCancel, now: float) -> list[Instruction]:
         if self._round is None or self._round.call.round != cancel.round:
             return []
-        if self._state == "settling":
-            return self._leave_round(now)
         if cancel.reason == _MISMATCH:  # which does not pass
             return [*self._cancel(_MISMATCH), *self._end(_MISMATCH)]
         return [*self._cancel(cancel.reason), *self._wish_again(now), *self._lead(now)]
@@ -409,9 +465,7 @@ class RollCall:
         number, was_due = self._round.call.round, self._round.was_due
         self._round, self._state = None, "idle"
         self._due = self._due or was_due
-        # All have been called, and wish again if they still want something; some may have got what
-        # they wanted before this one gave up.
-        self._wishes = {k: wish for k, wish in self._wishes.items() if k == self.me}
+        self._missed = max(self._missed, number)
         skip: list[Instruction] = [Skip(number, reason)]
         return [*skip, *self._end("nobody else is left")] if len(self.alive) == 1 else skip
 
@@ -419,7 +473,7 @@ class RollCall:
         if self._state == "over":
             return []
         self._state = "over"
-        released = self._released() if self._stand != "trains" else []
+        released = self._released(met=False) if self._stand != "trains" else []
         return [Over(reason), *released]
 
     # ---- who is there ----

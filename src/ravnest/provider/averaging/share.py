@@ -80,6 +80,9 @@ class _Ring:
     """That had been made at the snapshot of the last round."""
     samples: list[float] = field(default_factory=list)
     """The same of samples, for each fragment."""
+    met: float = 0.0
+    """Samples at the last round of all that stood still. It counts once this one is released: until
+    then it may have to be made again, and what this cluster has learnt is to weigh the same."""
     spare: dict[int, Vectors] = field(default_factory=dict)
     """Memory of earlier snapshots, for the next ones."""
 
@@ -266,8 +269,11 @@ class Share:
                     layout.shift(vectors, state)
             ring = self._rings[outcome.ring]
             for number, (_, vectors) in zip(outcome.fragments, outcome.parts, strict=True):
-                ring.samples[number] = max(ring.samples[number], outcome.samples)
+                if not outcome.still:
+                    ring.samples[number] = max(ring.samples[number], outcome.samples)
                 ring.spare[number] = vectors
+            if outcome.still:
+                ring.met = outcome.samples
             ring.updates, ring.asked = outcome.updates, False
             self.rounds += 1
         deferred, self._deferred = self._deferred, []
@@ -280,6 +286,8 @@ class Share:
 
     def released(self, ring: int, *, last: bool) -> None:
         """A ring has nothing more to wait for."""
+        known = self._rings[ring]
+        known.samples = [max(samples, known.met) for samples in known.samples]
         if last:
             self._ending.discard(ring)
             self._look_whether_met()
