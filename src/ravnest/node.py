@@ -174,6 +174,7 @@ class Node:
             least_rows=self._graph.train.least_rows,
         )
         self._validating: deque[Future[Any]] = deque()
+        self._has_met = False
         self._trained_since_meeting = False
         self.stages: dict[str, float] = {}
         """How the stages spent the last epoch: busy/<stage>, staleness/<stage>."""
@@ -401,10 +402,11 @@ class Node:
 
     def synchronize(self) -> None:
         """The end of training with several clusters: wait for the others and average once more.
-        Afterwards all of them hold the same weights. Part of saving, of `finish_training` and of
-        `close`; without training in between it does nothing."""
-        if self.is_root and self._trained_since_meeting:
-            self._trained_since_meeting = False
+        Afterwards all of them hold the same weights. Part of saving, of `finish_training` and, if
+        there was training, of `close`; again it does nothing without training in between."""
+        owes = self._trained_since_meeting or not self._has_met
+        if self.is_root and owes and self.document.ring_size > 1:
+            self._trained_since_meeting, self._has_met = False, True
             with self._interruptible() as runtime:
                 runtime.order("average")
 

@@ -112,6 +112,7 @@ def settings(job):
         "micro_batches": job.get("micro_batches", 1),
         "transport": job.get("transport", "grpc"),
         "reduce_factor": job.get("reduce_factor"),
+        "shard_data": job.get("shard_data", True),
         "averaging": Averaging(mode=job.get("averaging", "background"), connect_s=30),
     }
     if job.get("extras"):

@@ -38,7 +38,8 @@ class Killing(Trainer):
         super()._train_on(batch)
 
 
-trainer = Killing(node=node, train_loader=data, epochs=job.get("epochs", 1), save=True)
+batches = [] if job.get("idle") == node.cluster_id else data
+trainer = Killing(node=node, train_loader=batches, epochs=job.get("epochs", 1), save=True)
 if job.get("kill") == me:
     import threading
 

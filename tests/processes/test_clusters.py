@@ -88,3 +88,15 @@ def test_a_provider_that_is_killed_ends_its_cluster_and_not_the_others(tmp_path,
     assert outcome.codes[victim] == -9
     assert re.search(r"ring \d+ goes on without|no more rounds", printed), printed
     assert fused(0)
+
+
+def test_a_cluster_without_data_ends_with_what_the_others_have_learnt(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    job = {"model": "cnn", "optimizer": "sgd", "schedule": "async", "shard_data": False}
+    run = plan(tmp_path, "cnn", 4, 2)
+    outcome, printed = start(tmp_path, run, {**job, "idle": 1})
+    assert set(outcome.codes.values()) == {0}, printed
+    found = fused(0)
+    assert_equal(found, fused(1))
+    before = jobs.make_model("cnn").state_dict()
+    assert any(not torch.equal(found[name], before[name]) for name in before)

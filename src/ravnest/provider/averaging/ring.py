@@ -231,6 +231,7 @@ class RingPlace:
                     self._around.take_snapshot(self.id, number, tuple(chosen))
                 case Start():
                     assert self._round is not None
+                    self._check_start(instruction, self._round)
                     self._round.start = instruction
                     if self._round.snapshot is not None:
                         self._begin(self._round)
@@ -243,6 +244,12 @@ class RingPlace:
                     expected = self._leaves or self._has_met
                     level = logging.INFO if expected else logging.WARNING
                     logger.log(level, "ring %d: no more rounds: %s", self.id, reason)
+
+    def _check_start(self, start: Start, current: _Round) -> None:
+        """Whether the leader can have made this of what it was told."""
+        has_base = all(self.fragments[k].base_id for k in current.fragments)
+        if start.changes and not has_base:
+            raise WireError("a round of changes is begun, but there is nothing in common to change")
 
     def _released(self, last: bool, *, met: bool) -> None:
         if last:

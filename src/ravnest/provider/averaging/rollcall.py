@@ -22,7 +22,6 @@ costs the round that was under way and nothing else, since what is applied at th
 difference between the mean and one's own snapshot.
 """
 
-import math
 from collections.abc import Iterator, Sequence, Set
 from dataclasses import dataclass
 from typing import Literal
@@ -53,6 +52,7 @@ from ravnest.wire.messages import (
 
 Stand = Literal["trains", "waits", "ended"]
 _MISMATCH = "the members do not hold the same tensors: are all settings the same?"
+_MOST_SAMPLES = 1e15
 _MOST_MISSED = 1 << 32
 """Rounds that somebody may have missed. Further on than that nobody can be, and whoever says so is
 not to use up the numbers."""
@@ -491,8 +491,8 @@ class RollCall:
 
 
 def _usable(weights: Sequence[float], members: int) -> bool:
-    finite = math.isfinite(sum(weights)) and all(weight >= 0 for weight in weights)
-    return finite and len(weights) == members
+    """Weights are numbers of samples. NaN is no such number."""
+    return len(weights) == members and all(0 <= weight < _MOST_SAMPLES for weight in weights)
 
 
 def _all_the_same(numbers: Iterator[int]) -> bool:
