@@ -64,6 +64,7 @@ class Member:
             on_compute_thread=self._calls.put,
             averaged=self.share.averaged,
             fail=self._fail,
+            tell_cluster=lambda cluster: None,
             compression=Compression(rings=codec),
         )
         self._averager.start()

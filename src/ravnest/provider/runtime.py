@@ -138,8 +138,13 @@ class ProviderRuntime:
             on_compute_thread=lambda work: self._inbox.put(Asked(work)),
             averaged=runner.averaged,
             fail=self._fail,
+            tell_cluster=self._tell_of_cluster,
             compression=rings.compression,
         )
+
+    def _tell_of_cluster(self, cluster: int) -> None:
+        for link in self._links.values():
+            link.send(Parcel(messages.ClusterLeft(cluster=cluster)))
 
     async def _connect(self) -> None:
         place = self.place
@@ -248,6 +253,10 @@ class ProviderRuntime:
             case Arrived(link, Parcel(messages.Failed() as failed)):
                 link.consumed()
                 self._fail_with(failed, link)
+            case Arrived(link, Parcel(messages.ClusterLeft(cluster=cluster))):
+                link.consumed()
+                if self._averager is not None:
+                    self._averager.cluster_left(cluster)
             case Arrived(link, parcel):
                 runner.arrived(parcel)
                 link.consumed()

@@ -274,6 +274,15 @@ RingMessage = (
 )
 
 
+class ClusterLeft(_Typed, frozen=True, kw_only=True):
+    """Along the pipeline, both ways: another cluster is ending, as one of its providers has said.
+
+    Whoever has not heard of its own partner there need not wait for it to come up.
+    """
+
+    cluster: Count
+
+
 # ---- at the end ------------------------------------------------------------------------------
 
 
@@ -296,6 +305,7 @@ Message = (
     | Command
     | Reply
     | RingMessage
+    | ClusterLeft
     | Failed
 )
 

@@ -12,7 +12,7 @@ from ravnest.provider.averaging.share import Rules, Share
 from ravnest.provider.compression import Compression
 from ravnest.provider.document import RingDocument, RingMember
 from ravnest.wire.encoding import Parcel
-from ravnest.wire.messages import RingChunk, RingGot
+from ravnest.wire.messages import RingChunk, RingGone, RingGot
 
 NAMES = tuple("abcdefghij")
 MEMBERS = (RingMember("node_0", "", 0), RingMember("node_1", "", 1))
@@ -28,18 +28,35 @@ class Stage:
         return self.weights
 
 
-def averager(**settings):
+class Peer:
+    node = "node_1"
+
+
+class Link:
+    """To the member of the first ring."""
+
+    peer = Peer()
+
+    def send(self, parcel):
+        pass
+
+    def consumed(self):
+        pass
+
+
+def averager(rings=None, tell_cluster=lambda cluster: None, **settings):
     stage = Stage()
     share = Share(stage, stage.weights, lambda: None, Rules(1, blocking=False))
     return Averager(
-        [RingDocument(0, NAMES, MEMBERS, 0)],
+        rings or [RingDocument(0, NAMES, MEMBERS, 0)],
         share,
         Averaging(**settings),
         queue.SimpleQueue(),
-        reach=lambda node: None,
+        reach=lambda node: Link(),
         on_compute_thread=lambda work: None,
         averaged=lambda outcome: None,
         fail=lambda error: None,
+        tell_cluster=tell_cluster,
         compression=Compression(),
     )
 
@@ -68,3 +85,21 @@ def test_a_limit_that_lets_no_round_through_is_warned_of(caplog):
         averager(most_mbps=10, round_s=600)
         averager()
     assert "0.1 Mbit/s" not in caplog.text
+
+
+def test_who_belongs_to_a_cluster_that_has_left_is_not_waited_for():
+    """Its goodbye went to one provider of this cluster; the partner of another never came up."""
+    other = (RingMember("node_0", "", 0), RingMember("node_2", "", 1))
+    third = (RingMember("node_0", "", 0), RingMember("node_3", "", 2))
+    rings = [
+        RingDocument(0, NAMES[:3], MEMBERS, 0),
+        RingDocument(1, NAMES[3:6], other, 0),
+        RingDocument(2, NAMES[6:], third, 0),
+    ]
+    told = []
+    some = averager(rings, told.append)
+    goodbye = RingGone(ring=0, member=1, by=1, after=0)
+    for _ in range(2):
+        some._arrived(Link(), Parcel(goodbye))
+    assert told == [1]
+    assert [ring._roll.is_over for ring in some._rings.values()] == [True, True, False]

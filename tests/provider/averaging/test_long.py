@@ -62,6 +62,7 @@ class Member:
             on_compute_thread=self.calls.put,
             averaged=self.share.averaged,
             fail=self.errors.append,
+            tell_cluster=lambda cluster: None,
             compression=Compression(rings=codec),
         )
         self.averager.start()

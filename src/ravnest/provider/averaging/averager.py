@@ -26,7 +26,7 @@ from ravnest.provider.compression import Compression, Packing
 from ravnest.provider.document import RingDocument
 from ravnest.wire.encoding import Parcel
 from ravnest.wire.link import Arrived, Link, LinkEvent, Lost, Up
-from ravnest.wire.messages import RingChunk, RingMessage
+from ravnest.wire.messages import RingChunk, RingGone, RingMessage
 
 logger = logging.getLogger("ravnest.averaging")
 _LAST_WORDS_S = 5.0
@@ -48,12 +48,16 @@ class Averager:
         on_compute_thread: Callable[[Callable[[], None]], None],
         averaged: Callable[[Outcome], None],
         fail: Callable[[RavnestError], None],
+        tell_cluster: Callable[[int], None],
         compression: Compression,
     ) -> None:
         self._share = share
         self._reach = reach
         self._on_compute_thread = on_compute_thread
         self._fail = fail
+        self._tell_cluster = tell_cluster
+        self._up: set[str] = set()
+        self._clusters_left: set[int] = set()
         self._inbox = inbox
         self._links: dict[str, Link] = {}
         self._outbox: deque[tuple[str, Parcel]] = deque()
@@ -106,6 +110,10 @@ class Averager:
     def ended(self) -> None:
         self._inbox.put(lambda: self._each(RingPlace.ended))
 
+    def cluster_left(self, cluster: int) -> None:
+        """Another provider of this cluster has heard so."""
+        self._inbox.put(lambda: self._left(cluster))
+
     def leave(self) -> None:
         """Say goodbye to the members, and end."""
         self._inbox.put(self._leave)
@@ -155,6 +163,7 @@ class Averager:
             case Lost(link, error):
                 self._lost(link.peer.node, str(error))
             case Up(link):
+                self._up.add(link.peer.node)
                 logger.info("averaging with %s", link.peer)
             case _:
                 item()
@@ -167,12 +176,26 @@ class Averager:
             ring = self._rings[message.ring]
             ring.heard(link.peer.node, parcel)
             self._connect(ring)
+            if isinstance(message, RingGone) and message.member == message.by:
+                self._left(ring.cluster_of(message.member))
         except WireError as error:  # whatever it was, that member cannot be relied on
             self._lost(link.peer.node, f"it sent something unusable: {error}")
 
     def _lost(self, node: str, reason: str) -> None:
         for ring in self._rings.values():
             ring.lost(node, reason)
+            self._connect(ring)
+
+    def _left(self, cluster: int) -> None:
+        """One of its providers has said goodbye, so the others will too, or never come up."""
+        if cluster in self._clusters_left:
+            return
+        self._clusters_left.add(cluster)
+        self._tell_cluster(cluster)
+        for ring in self._rings.values():
+            for node in ring.others_of(cluster):
+                if node not in self._up:
+                    ring.lost(node, f"cluster {cluster} has left")
             self._connect(ring)
 
     def _leave(self) -> None:

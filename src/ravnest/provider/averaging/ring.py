@@ -116,6 +116,16 @@ class RingPlace:
     def neighbours(self) -> list[str]:
         return [self._members[place].node for place in sorted(self._roll.neighbours)]
 
+    def cluster_of(self, place: int) -> int:
+        if not 0 <= place < len(self._members):
+            raise WireError(f"ring {self.id} has no member {place}")
+        return self._members[place].cluster
+
+    def others_of(self, cluster: int) -> list[str]:
+        """Members of that cluster, but for this one."""
+        others = (m for place, m in enumerate(self._members) if place != self._roll.me)
+        return [member.node for member in others if member.cluster == cluster]
+
     # ---- events ----
 
     def due(self) -> None:
