@@ -11,13 +11,14 @@ import torch
 from certificates import our_authority
 
 from ravnest.errors import PeerError
-from ravnest.wire.encoding import Parcel
+from ravnest.wire.encoding import Parcel, encode
 from ravnest.wire.endpoint import Endpoint
 from ravnest.wire.framing import Ack, Limits, ack_chunk, chunks
+from ravnest.wire.greeting import read_greeting
 from ravnest.wire.grpc_network import GrpcNetwork
 from ravnest.wire.link import Arrived, Lost, Up
 from ravnest.wire.memory import MemoryHub, MemoryNetwork
-from ravnest.wire.messages import Command
+from ravnest.wire.messages import PROTOCOL, Command, Hello
 from ravnest.wire.peers import Patience, Peer
 from ravnest.wire.session import Window
 from ravnest.wire.streams import ListenError, StreamError
@@ -528,6 +529,38 @@ def test_a_broken_grpc_connection_is_resumed():
     asyncio.run(asyncio.wait_for(scenario(), 60))
 
 
+def test_a_grpc_call_that_is_cut_before_its_hello_is_answered_is_resumed():
+    async def scenario():
+        world = World("grpc")
+        b = world.party("b")
+        await b.endpoint.listen(b.address)
+        await b.endpoint.expect(Peer("a", free_address()))
+        caller = GrpcNetwork()
+        hello = Hello(protocol=PROTOCOL, run="run", node="a", session="x", received=0)
+
+        async def call():
+            stream = await caller.dial(b.address)
+            for parts in chunks(encode(Parcel(hello), 1), Ack(0, 0)):
+                await stream.write(parts)
+            return stream
+
+        for later_s in 10 * (None, 0, 0.0005, 0.001):  # before and while it is answered
+            stream = await call()
+            if later_s is not None:
+                await asyncio.sleep(later_s)
+            stream.abandon()
+            await asyncio.sleep(0.02)
+        stream = await call()
+        assert isinstance(await read_greeting(stream, 5), Hello)
+        await b.next(Up)
+        assert b.events.empty(), "the link was given up"
+        stream.abandon()
+        await caller.close()
+        await world.end()
+
+    asyncio.run(asyncio.wait_for(scenario(), 60))
+
+
 class Proxy:
     """Passes bytes on to an address, and can drop all connections."""
 
@@ -573,9 +606,6 @@ def test_a_greeting_is_not_repeated_later(run):
     """Whoever sends a second Hello is up to something."""
 
     async def scenario(world):
-        from ravnest.wire.encoding import encode
-        from ravnest.wire.messages import PROTOCOL, Hello
-
         a, b = await world.pair()
         hello = Hello(protocol=PROTOCOL, run="run", node="a", session="x", received=0)
         with contextlib.suppress(StreamError):

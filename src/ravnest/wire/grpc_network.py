@@ -62,6 +62,9 @@ _SERVER_OPTIONS = (
     ("grpc.server_handshake_timeout_ms", 10_000),
     ("grpc.max_connection_idle_ms", 30_000),
 )
+# How gRPC says that a call is over. Which of them depends on the moment: what Core refuses because
+# the call was cut under its hands comes as an internal error of gRPC's, not as the call's status.
+_CALL_IS_OVER = (aio.AioRpcError, aio.BaseError, asyncio.InvalidStateError)
 
 
 class GrpcNetwork:
@@ -100,7 +103,7 @@ class GrpcNetwork:
         call = channel.stream_stream(f"/{_SERVICE}/{_METHOD}")()
         try:
             await call.wait_for_connection()
-        except aio.AioRpcError as error:
+        except _CALL_IS_OVER as error:
             raise _broken(error) from error
         return _ClientStream(call)
 
@@ -132,7 +135,7 @@ def _client_credentials(tls: TlsKeys) -> grpc.ChannelCredentials:
     return grpc.ssl_channel_credentials(tls.authority)
 
 
-def _broken(error: grpc.RpcError) -> StreamError:
+def _broken(error: Exception) -> StreamError:
     details = (error.details() if isinstance(error, aio.AioRpcError) else None) or str(error)
     return StreamError(details, nobody_there="Connection refused" in details)
 
@@ -146,7 +149,7 @@ class _ClientStream:
     async def read(self, room: Room = no_room) -> bytes | None:
         try:
             chunk = await self._call.read()
-        except aio.AioRpcError as error:
+        except _CALL_IS_OVER as error:
             raise _broken(error) from error
         except asyncio.CancelledError:
             if self._call.cancelled():
@@ -157,13 +160,11 @@ class _ClientStream:
     async def write(self, parts: Sequence[Buffer]) -> None:
         try:
             await self._call.write(b"".join(parts))
-        except aio.AioRpcError as error:
+        except _CALL_IS_OVER as error:
             raise _broken(error) from error
-        except asyncio.InvalidStateError as error:
-            raise StreamError("the connection is over") from error
 
     async def close(self) -> None:
-        with contextlib.suppress(aio.AioRpcError, asyncio.InvalidStateError):
+        with contextlib.suppress(*_CALL_IS_OVER):
             await self._call.done_writing()
 
     def abandon(self) -> None:
@@ -179,15 +180,15 @@ class _ServerStream:
     async def read(self, room: Room = no_room) -> bytes | None:
         try:
             chunk = await self._context.read()
-        except (aio.AioRpcError, aio.UsageError, asyncio.InvalidStateError) as error:
-            raise StreamError(str(error)) from error
+        except _CALL_IS_OVER as error:
+            raise _broken(error) from error
         return None if chunk is aio.EOF else chunk
 
     async def write(self, parts: Sequence[Buffer]) -> None:
         try:
             await self._context.write(b"".join(parts))
-        except (aio.AioRpcError, aio.UsageError, asyncio.InvalidStateError) as error:
-            raise StreamError(str(error)) from error
+        except _CALL_IS_OVER as error:
+            raise _broken(error) from error
 
     async def close(self) -> None:
         """The call ends when its handler returns."""
