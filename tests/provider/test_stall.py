@@ -1,5 +1,6 @@
 """A neighbour that does not answer, on a virtual clock; and a real one that is stuck."""
 
+import math
 import threading
 import time
 
@@ -10,7 +11,11 @@ from test_pipeline import SGD, settings_for
 from torch import nn
 
 from ravnest.errors import PeerError
+from ravnest.provider.place import Place
+from ravnest.provider.runtime import ProviderRuntime
 from ravnest.provider.stall import StallWatch
+from ravnest.wire.memory import MemoryNetwork
+from ravnest.wire.messages import Reply
 
 
 def test_a_long_wait_is_reported_and_ends():
@@ -57,3 +62,11 @@ def test_a_stage_that_is_stuck_is_given_up_by_the_others(tmp_path):
             time.sleep(0.01)
         assert "node_0 failed" in str(cluster.runtimes[1].failure)
         stuck.set()
+
+
+def test_a_provider_may_wait_for_the_goodbye_without_end():
+    place = Place(run="run", node="node_1", listen="", previous=None, next=None)
+    runtime = ProviderRuntime(place, MemoryNetwork, lambda runtime: None)
+    goodbye = threading.Timer(0.1, runtime.replied, [Reply(order="goodbye")])
+    goodbye.start()
+    assert runtime.wait_for_goodbye(math.inf)

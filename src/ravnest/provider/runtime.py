@@ -385,7 +385,7 @@ class ProviderRuntime:
                 left = silence_s
             if left <= 0:
                 return False
-            self._told_goodbye.wait(left)
+            self._told_goodbye.wait(min(left, threading.TIMEOUT_MAX))
         return True
 
     def abort(self, reason: str) -> None:

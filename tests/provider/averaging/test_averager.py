@@ -1,8 +1,10 @@
 """What the thread does beside its rings."""
 
 import logging
+import math
 import queue
 
+import pytest
 import torch
 from torch import nn
 
@@ -44,7 +46,7 @@ class Link:
         pass
 
 
-def averager(rings=None, tell_cluster=lambda cluster: None, **settings):
+def averager(rings=None, tell_cluster=lambda cluster: None, fail=pytest.fail, **settings):
     stage = Stage()
     share = Share(stage, stage.weights, lambda: None, Rules(1, blocking=False))
     return Averager(
@@ -55,7 +57,7 @@ def averager(rings=None, tell_cluster=lambda cluster: None, **settings):
         reach=lambda node: Link(),
         on_compute_thread=lambda work: None,
         averaged=lambda outcome: None,
-        fail=lambda error: None,
+        fail=fail,
         tell_cluster=tell_cluster,
         compression=Compression(),
     )
@@ -103,3 +105,24 @@ def test_who_belongs_to_a_cluster_that_has_left_is_not_waited_for():
         some._arrived(Link(), Parcel(goodbye))
     assert told == [1]
     assert [ring._roll.is_over for ring in some._rings.values()] == [True, True, False]
+
+
+ENDLESS = {
+    "for a call": ({"wait_s": math.inf}, 1, Averager.ended),
+    "for a call, nearly": ({"wait_s": 1e300}, 1, Averager.ended),
+    "for a round": ({"round_s": math.inf}, 0, lambda some: some.due(0)),
+    "for its turn to send": ({"most_mbps": 1e-300}, 1, lambda some: some.due(0)),
+}
+
+
+@pytest.mark.parametrize(("settings", "place", "begin"), ENDLESS.values(), ids=list(ENDLESS))
+def test_a_wait_may_be_without_end(settings, place, begin):
+    failures = []
+    rings = [RingDocument(0, NAMES, MEMBERS, place)]
+    some = averager(rings, fail=failures.append, **settings)
+    for _ in range(2):
+        some._send("node_0", chunk(0))
+    some.start()
+    begin(some)
+    some.stop()
+    assert failures == []

@@ -30,6 +30,8 @@ from ravnest.wire.messages import RingChunk, RingGone, RingMessage
 
 logger = logging.getLogger("ravnest.averaging")
 _LAST_WORDS_S = 5.0
+_LONGEST_WAIT_S = 3600.0
+"""At one go: a limit may be infinite, and no queue waits that long."""
 RingInbox = queue.SimpleQueue[LinkEvent | Callable[[], None]]
 """What links to members bring, and what this provider wants of its rings."""
 
@@ -143,12 +145,11 @@ class Averager:
     def _take(self) -> None:
         now = time.monotonic()
         times = [ring.wake_at for ring in self._rings.values() if ring.wake_at is not None]
-        waits = [max(0.0, at - now) for at in times]
+        waits = [_LONGEST_WAIT_S, *(max(0.0, at - now) for at in times)]
         if self._outbox and self._pacer is not None:
             waits.append(self._pacer.wait_s(now))
         try:
-            # Zero would not wait at all, and is not a wait for ever.
-            item = self._inbox.get(timeout=max(min(waits), 1e-4) if waits else None)
+            item = self._inbox.get(timeout=max(min(waits), 1e-4))  # zero would not wait at all
         except queue.Empty:
             for ring in self._rings.values():
                 if ring.wake_at is not None and ring.wake_at <= time.monotonic():

@@ -9,7 +9,10 @@ from ravnest.provider.averaging.outer import Nesterov
 
 @dataclass(frozen=True, kw_only=True)
 class Averaging:
-    """What the user may say about rounds; the same for all providers of a run."""
+    """What the user may say about rounds; the same for all providers of a run.
+
+    Seconds may be `math.inf`: no limit.
+    """
 
     mode: Literal["background", "blocking"] = "background"
     """`background`: training goes on while a mean is made. `blocking`: all clusters stop at the
