@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from ravnest import Node, Trainer, clusterize
+from ravnest import Averaging, Node, Trainer, clusterize
 from ravnest.errors import NodeError, RavnestError
 from ravnest.wire.security import TlsFiles
 
@@ -58,6 +58,14 @@ MISTAKES = {
     "secrets over tcp": ({"transport": "tcp", "tls": TlsFiles("a", "b", "c")}, "does not encrypt"),
     "unknown schedule": ({"schedule": "eager"}, "expected one of 'async', 'sync'"),
     "unknown precision": ({"precision": "int4"}, "precision is 'int4'"),
+    "a mode alone": ({"averaging": "blocking"}, r"averaging is 'blocking'; expected Averaging\("),
+    "a mode in a dict": ({"averaging": {"mode": "blocking"}}, r"expected Averaging\("),
+    "an empty dict": ({"averaging": {}}, r"averaging is {}; expected Averaging\("),
+    "averaging by number": ({"averaging": 3}, "averaging is 3"),
+    "the class itself": ({"averaging": Averaging}, r"averaging is <class .*; expected Averaging\("),
+    "patience by number": ({"patience": 3}, r"patience is 3; expected Patience\("),
+    "farewell by a word": ({"farewell_s": "x"}, "farewell_s is 'x'; expected seconds"),
+    "farewell never": ({"farewell_s": None}, r"farewell_s is None; .*math\.inf for no limit"),
 }
 
 

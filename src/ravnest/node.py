@@ -34,6 +34,7 @@ from ravnest.provider.numbering import BatchNumbers
 from ravnest.provider.options import (
     at_least_two,
     file_of_cluster,
+    made_with,
     micro_batches_of,
     most_in_flight,
     one_of,
@@ -41,6 +42,7 @@ from ravnest.provider.options import (
     positive,
     positive_number,
     precision_named,
+    seconds,
     usable_device,
 )
 from ravnest.provider.place import Place, Rings
@@ -122,12 +124,12 @@ class Node:
         self.update_frequency = positive("update_frequency", update_frequency)
         self.micro_batches = micro_batches_of(self.document, micro_batches)
         self.device = usable_device(device)
-        self.averaging = averaging or Averaging()
+        self.averaging = made_with(Averaging, "averaging", averaging) or Averaging()
         several = self.document.ring_size > 1
         share = Shard(self.cluster_id, self.document.ring_size) if several else WHOLE
         packing = Compression.of(compression)
         self.criterion = criterion
-        self._farewell_s = farewell_s
+        self._farewell_s = seconds("farewell_s", farewell_s)
         self._model = model
         self._package = load_package(Path(self.document.template_path))
         if self._package.manifest.plan_id != self.document.plan_id:
@@ -166,7 +168,7 @@ class Node:
             compression=packing,
         )
         self._make_network = network_for(transport, tls)
-        self._patience = patience
+        self._patience = made_with(Patience, "patience", patience)
         self._inputs = BatchInputs(self._graph)
         self._numbers = BatchNumbers(
             micro_batches=self.micro_batches,

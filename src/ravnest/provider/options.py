@@ -1,6 +1,7 @@
 """What a user may say about a provider, checked and completed from the plan."""
 
 import copy
+import sys
 from collections.abc import Collection
 from pathlib import Path
 from typing import Any, Literal, TypeVar
@@ -13,6 +14,7 @@ from ravnest.provider.compute.passes import Precision
 from ravnest.provider.document import NodeDocument
 
 Choice = TypeVar("Choice")
+Made = TypeVar("Made")
 _PRECISIONS = {None: None, "bf16": torch.bfloat16, "fp16": torch.float16}
 _FP16_SCALE = 4096.0
 
@@ -23,12 +25,34 @@ def positive(name: str, value: Any) -> int:
     return value
 
 
+def is_number(value: Any) -> bool:
+    """One that a float can hold."""
+    if isinstance(value, int) and not isinstance(value, bool):
+        return abs(value) <= sys.float_info.max
+    return isinstance(value, float)
+
+
 def positive_number(name: str, value: Any) -> float | None:
     if value is None:
         return None
-    if not isinstance(value, int | float) or isinstance(value, bool) or not value > 0:
+    if not is_number(value) or not value > 0:
         raise NodeError(f"{name} is {value!r}; expected a number above 0")
     return float(value)
+
+
+def seconds(name: str, value: Any) -> float:
+    if not is_number(value) or not value > 0:
+        raise NodeError(
+            f"{name} is {value!r}; expected seconds, a number above 0 (math.inf for no limit)"
+        )
+    return float(value)
+
+
+def made_with(kind: type[Made], name: str, value: Any) -> Made | None:
+    """What the user has made with this class, if anything."""
+    if value is not None and not isinstance(value, kind):
+        raise NodeError(f"{name} is {value!r}; expected {kind.__name__}(…) or None")
+    return value
 
 
 def usable_device(device: torch.device | str) -> torch.device:

@@ -9,7 +9,6 @@ import pytest
 import torch
 from torch import nn
 
-from ravnest.errors import NodeError
 from ravnest.provider.averaging.averager import Averager
 from ravnest.provider.averaging.outer import Nesterov
 from ravnest.provider.averaging.settings import Averaging
@@ -119,18 +118,3 @@ def test_a_thousand_rounds_leave_nothing_behind(codec, outer):
             member.averager.stop()
             thread.call(member.endpoint.close(0.2))
         thread.stop()
-
-
-@pytest.mark.parametrize(
-    "settings",
-    [{"mode": "sometimes"}, {"fragments": 0}, {"most_mbps": 0}, {"wait_s": -1}, {"round_s": 0}],
-)
-def test_settings_that_make_no_sense_are_refused(settings):
-    with pytest.raises(NodeError, match=next(iter(settings))):
-        Averaging(**settings)
-
-
-@pytest.mark.parametrize("settings", [{"lr": 0}, {"momentum": 1.0}, {"momentum": -0.1}])
-def test_so_are_those_of_the_outer_optimizer(settings):
-    with pytest.raises(NodeError, match="Nesterov"):
-        Nesterov(**settings)

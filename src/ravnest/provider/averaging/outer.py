@@ -4,11 +4,13 @@ Clusters that average rarely go far between rounds, and their mean is a cautious
 are heading. Nesterov's momentum over rounds goes further in the direction that rounds agree upon.
 """
 
+import math
 from dataclasses import dataclass
 
 import torch
 
 from ravnest.errors import NodeError
+from ravnest.provider.options import is_number
 
 
 @dataclass(frozen=True)
@@ -19,10 +21,11 @@ class Nesterov:
     momentum: float = 0.9
 
     def __post_init__(self) -> None:
-        if not self.lr > 0 or not 0 <= self.momentum < 1:
+        numbers = is_number(self.lr) and is_number(self.momentum)
+        if not numbers or not 0 < self.lr < math.inf or not 0 <= self.momentum < 1:
             raise NodeError(
-                f"Nesterov(lr={self.lr!r}, momentum={self.momentum!r}): the rate must be above 0, "
-                "the momentum from 0 to below 1"
+                f"Nesterov(lr={self.lr!r}, momentum={self.momentum!r}): the rate must be a finite "
+                "number above 0, the momentum one from 0 to below 1"
             )
 
 

@@ -5,6 +5,7 @@ from typing import Literal
 
 from ravnest.errors import NodeError
 from ravnest.provider.averaging.outer import Nesterov
+from ravnest.provider.options import made_with, positive, positive_number, seconds
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,9 +38,8 @@ class Averaging:
     def __post_init__(self) -> None:
         if self.mode not in ("background", "blocking"):
             raise NodeError(f"mode is {self.mode!r}; expected 'background' or 'blocking'")
-        if self.fragments != int(self.fragments) or self.fragments < 1:
-            raise NodeError(f"fragments is {self.fragments!r}; expected a whole number from 1")
-        for name in ("most_mbps", "connect_s", "resume_s", "round_s", "wait_s"):
-            value = getattr(self, name)
-            if value is not None and not value > 0:
-                raise NodeError(f"{name} is {value!r}; expected a number above 0")
+        made_with(Nesterov, "outer", self.outer)
+        positive("fragments", self.fragments)
+        positive_number("most_mbps", self.most_mbps)
+        for name in ("connect_s", "resume_s", "round_s", "wait_s"):
+            seconds(name, getattr(self, name))
