@@ -43,6 +43,7 @@ class Outcome:
     fragments: tuple[int, ...]
     parts: tuple[tuple[Layout, Vectors], ...]
     moments: tuple[tuple[Layout, Vectors], ...]
+    """Of each fragment, or none at all."""
     still: bool
     """The values themselves; otherwise parameters take a difference."""
     samples: float
@@ -228,9 +229,11 @@ class Share:
         if optimizer is None:
             return found
         for name in self.parameter_names(names):
-            for kind, value in sorted(optimizer.state.get(self._parameters[name], {}).items()):
-                if isinstance(value, torch.Tensor) and value.dim() and value.is_floating_point():
-                    found[f"{name}/{kind}"] = value
+            parameter = self._parameters[name]
+            state = optimizer.state.get(parameter, {})
+            for kind in sorted(state, key=str):
+                if _is_moment(kind, state[kind], parameter):
+                    found[f"{name}/{kind}"] = state[kind]
         return found
 
     # ---- what comes of rounds ----
@@ -260,14 +263,14 @@ class Share:
                     layout.write(vectors, tensors)
                 else:
                     layout.apply(vectors, tensors)
-            for layout, vectors in outcome.moments:
-                names = list(dict.fromkeys(name.rpartition("/")[0] for name in layout.names))
-                state = self._moments(names)
+            ring = self._rings[outcome.ring]
+            for number, (layout, vectors) in zip(outcome.fragments, outcome.moments, strict=False):
+                present = self._moments(ring.layouts[number].names)
+                state = {name: present[name] for name in layout.names if name in present}
                 if Layout.of(state) == layout and outcome.still:
                     layout.write(vectors, state)
                 elif Layout.of(state) == layout:
                     layout.shift(vectors, state)
-            ring = self._rings[outcome.ring]
             for number, (_, vectors) in zip(outcome.fragments, outcome.parts, strict=True):
                 if not outcome.still:
                     ring.samples[number] = max(ring.samples[number], outcome.samples)
@@ -293,3 +296,10 @@ class Share:
             self._look_whether_met()
         else:
             self._waiting.discard(ring)
+
+
+def _is_moment(kind: object, value: object, parameter: nn.Parameter) -> bool:
+    """Whether this part of an optimizer's state is about values, and not a counter."""
+    if not isinstance(value, torch.Tensor) or not value.is_floating_point() or kind == "step":
+        return False
+    return value.dim() > 0 or parameter.dim() == 0

@@ -1,0 +1,59 @@
+"""What a stage gives to its rings and takes from them."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+from ravnest.provider.averaging.share import Outcome, Rules, Share
+from ravnest.provider.averaging.vectors import Layout
+
+
+class Stage:
+    def __init__(self, **parameters):
+        self.parameters = parameters
+
+    def tensors(self):
+        return self.parameters
+
+
+def averaged_state(shape, state, difference=4.0):
+    """An optimizer's state of one parameter after a round that adds this to what it averages."""
+    weights = {"w": nn.Parameter(torch.zeros(shape))}
+    optimizer = torch.optim.SGD(weights.values(), lr=0.1)
+    optimizer.state[weights["w"]] = state = copy.deepcopy(state)
+    share = Share(
+        Stage(**weights), weights, lambda: optimizer, Rules(1, blocking=False), average_optim=True
+    )
+    layout = Layout.of(weights, weights)
+    share.add_ring(0, [layout])
+    facts, snapshot = share.facts(0, (0,)), share.snapshot(0, (0,))
+    for vector in snapshot.moments[0]:
+        vector.fill_(difference)
+    parts = ((layout, snapshot.vectors[0]),)
+    moments = ((facts.moments[0], snapshot.moments[0]),)
+    share.averaged(Outcome(0, (0,), parts, moments, still=False, samples=1.0, updates=1))
+    share.apply()
+    return {kind: float(torch.as_tensor(value).sum()) for kind, value in state.items()}
+
+
+STATES = {
+    "as usual": ((1,), {"exp_avg": torch.ones(1), "step": torch.ones(())}, {"exp_avg": 5}),
+    "a key with a slash": ((1,), {"mom/x": torch.ones(1)}, {"mom/x": 5}),
+    "keys of several types": (
+        (1,),
+        {"b": torch.ones(1), 0: torch.ones(1), None: 3},
+        {"b": 5, 0: 5},
+    ),
+    "a scalar": ((), {"exp_avg": torch.ones(()), "step": torch.ones(())}, {"exp_avg": 5}),
+    "a counter by another name": ((1,), {"sum": torch.ones(1), "n": torch.ones(())}, {"sum": 5}),
+    "a counter in a vector": ((1,), {"sum": torch.ones(1), "step": torch.ones(1)}, {"sum": 5}),
+    "factors": ((2, 3), {"row": torch.zeros(2, 1), "col": torch.zeros(3)}, {"row": 8, "col": 12}),
+}
+
+
+@pytest.mark.parametrize(("shape", "state", "changed"), STATES.values(), ids=list(STATES))
+def test_an_optimizers_state_is_averaged_but_for_its_counters(shape, state, changed):
+    before = {kind: float(torch.as_tensor(value).sum()) for kind, value in state.items()}
+    assert averaged_state(shape, state) == before | changed
