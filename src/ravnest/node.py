@@ -236,7 +236,7 @@ class Node:
 
     def _averaging_rules(self, reduce_factor: int | None) -> Rules:
         every = None if reduce_factor is None else positive("reduce_factor", reduce_factor)
-        return Rules(every, self.averaging.mode == "blocking", self.averaging.fragments)
+        return Rules(every, self.averaging.mode == "blocking")
 
     def _make_runner(self, runtime: ProviderRuntime) -> StageRunner:
         stage = self._package.module(self.device, model=self._model)

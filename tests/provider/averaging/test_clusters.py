@@ -58,7 +58,7 @@ def cross(outputs, batch):
 
 def settings(data, criterion, update, every, *, blocking=False, schedule="sync", **more):
     def of(cluster):
-        rules = Rules(every, blocking, more.get("fragments", 1))
+        rules = Rules(every, blocking)
         return settings_for(
             data[cluster], criterion, update, schedule=schedule, averaging=rules,
             average_optim=more.get("average_optim", False),
@@ -226,7 +226,7 @@ def test_rounds_in_the_background_keep_clusters_together(tmp_path, fragments, ou
     model = TiedModel()
     data = [words(c, batches=40) for c in range(3)]
     averaging = Averaging(fragments=fragments, outer=outer)
-    given = settings(data, cross, ADAM, 4, schedule="async", fragments=fragments)
+    given = settings(data, cross, ADAM, 4, schedule="async")
     with clusters(model, (data[0][0],), tmp_path, given, (2, 3, 1), averaging, parts=2) as made:
         made.all(feed(data, epochs=2))
         rounds = [made.each[c].runtimes[0].runner.meter.rounds for c in range(3)]

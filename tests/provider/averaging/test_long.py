@@ -39,9 +39,7 @@ class Member:
         self.stage = Stage(0)
         self.calls, inbox = queue.SimpleQueue(), queue.SimpleQueue()
         self.errors = []
-        self.share = Share(
-            self.stage, self.stage.parameters, lambda: None, Rules(1, blocking=True, fragments=2)
-        )
+        self.share = Share(self.stage, self.stage.parameters, lambda: None, Rules(1, blocking=True))
         me = members[place]
 
         async def connect():

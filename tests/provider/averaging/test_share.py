@@ -1,11 +1,14 @@
 """What a stage gives to its rings and takes from them."""
 
 import copy
+from collections import Counter
 
 import pytest
 import torch
 from torch import nn
 
+from ravnest.provider.averaging.fragments import fragments_of
+from ravnest.provider.averaging.settings import Averaging
 from ravnest.provider.averaging.share import Outcome, Rules, Share
 from ravnest.provider.averaging.vectors import Layout
 
@@ -57,3 +60,30 @@ STATES = {
 def test_an_optimizers_state_is_averaged_but_for_its_counters(shape, state, changed):
     before = {kind: float(torch.as_tensor(value).sum()) for kind, value in state.items()}
     assert averaged_state(shape, state) == before | changed
+
+
+class Ears:
+    """Of which every round that is due is made at once."""
+
+    def __init__(self, share):
+        self.share = share
+        self.rounds = Counter()
+
+    def due(self, ring):
+        self.rounds[ring] += 1
+        self.share.averaged(Outcome(ring, (), (), (), False, 0.0, self.share._updates))
+
+
+def test_the_period_of_a_ring_is_divided_by_the_fragments_it_has():
+    weights = {name: nn.Parameter(torch.zeros(2)) for name in "abcde"}
+    share = Share(Stage(**weights), weights, lambda: None, Rules(12, blocking=False))
+    share.ears = Ears(share)
+    averaging = Averaging(fragments=4)
+    for ring, names in enumerate(("a", "bcde")):
+        tensors = {name: weights[name] for name in names}
+        fragments = fragments_of(tensors, weights, averaging, compresses=False)
+        share.add_ring(ring, [fragment.layout for fragment in fragments])
+    for update in range(1, 121):
+        share.updated(update)
+        share.apply()
+    assert share.ears.rounds == {0: 10, 1: 40}

@@ -65,7 +65,6 @@ class Rules:
     every: int | None
     """Updates; None for once per epoch."""
     blocking: bool
-    fragments: int = 1
 
     @property
     def meets_every(self) -> int | None:
@@ -137,8 +136,9 @@ class Share:
             if before // every < updates // every:
                 self._wait()
             return
-        period = max(1, every // self._rules.fragments)
         for number, ring in self._rings.items():
+            # A ring of few tensors has fewer fragments than the settings want.
+            period = max(1, every // len(ring.layouts))
             if not ring.asked and self._updates - ring.updates >= period:
                 self._ask(number, ring)
 
