@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import gc
 import socket
 import threading
 from dataclasses import replace
@@ -631,6 +632,36 @@ def test_a_link_can_be_closed_at_any_moment_of_its_dialling(run):
             await asyncio.wait_for(calling.endpoint.close(0.0), 10)
             assert link._runner.done()
             answering.endpoint._links.clear()
+
+    run(scenario)
+
+
+def test_a_link_that_is_closed_before_it_was_greeted_leaves_nothing_behind(run):
+    """Such as a task with an error of which nobody takes notice, and asyncio complains."""
+
+    async def scenario(world):
+        complaints = []
+        loop = asyncio.get_running_loop()
+        loop.set_exception_handler(lambda _, context: complaints.append(context["message"]))
+        called, silent = asyncio.Event(), world.network("b")
+
+        async def say_nothing(stream):
+            called.set()
+            with contextlib.suppress(StreamError):
+                await stream.read()
+                await stream.read()
+
+        address = free_address()
+        await silent.listen(address, say_nothing)
+        a = world.party("a")
+        await a.endpoint.dial(Peer("b", address))
+        await asyncio.wait_for(called.wait(), 10)
+        await asyncio.sleep(0.05)
+        await a.endpoint.close(0.1)
+        await silent.close()
+        gc.collect()
+        await asyncio.sleep(0.05)
+        assert complaints == []
 
     run(scenario)
 

@@ -152,9 +152,10 @@ class _ClientStream:
         except _CALL_IS_OVER as error:
             raise _broken(error) from error
         except asyncio.CancelledError:
-            if self._call.cancelled():
-                raise StreamError("the connection was closed") from None
-            raise
+            task = asyncio.current_task()
+            if task is not None and task.cancelling():  # by whoever waits for it, not the call
+                raise
+            raise StreamError("the connection was closed") from None
         return None if chunk is aio.EOF else chunk
 
     async def write(self, parts: Sequence[Buffer]) -> None:
