@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import gc
+import logging
 import socket
 import threading
 from dataclasses import replace
@@ -195,6 +196,27 @@ def test_a_dead_neighbour_is_noticed_on_both_sides(run):
     run(scenario)
 
 
+def test_nobody_waits_for_a_neighbour_that_is_not_needed_any_more(run, caplog):
+    async def scenario(world):
+        a, b = await world.pair()
+        for party in (a, b):
+            party.link._patience = replace(QUICK, resume_s=1000, nobody_s=1000)
+        a.link.set_needed(False)
+        a.link.send(numbered(1))
+        assert (await b.next()).message.number == 1, "it was given up while it was there"
+        await b.endpoint._network.close()  # as when its process dies
+        assert "b" in str((await a.next(Lost)).error)
+        await a.endpoint._network.close()
+        while not b.link.traffic.breaks:
+            await asyncio.sleep(0.01)
+        b.link.set_needed(False)  # as when one hears of it later
+        assert "a" in str((await b.next(Lost)).error)
+
+    with caplog.at_level(logging.INFO):
+        run(scenario)
+    assert "waiting for b" not in caplog.text
+
+
 def test_a_lost_link_keeps_no_messages(run):
     async def scenario(world):
         a, b = await world.pair(uses=False, window=Window(bytes=1000, frames=1))
@@ -212,7 +234,7 @@ def test_a_lost_link_keeps_no_messages(run):
     run(scenario)
 
 
-def test_one_who_is_needed_late_should_be_there(run):
+def test_one_who_set_needed_late_should_be_there(run):
     async def scenario(world):
         a = world.party("a")
         nobody = Peer("b", free_address())

@@ -7,7 +7,8 @@ directions, which says what arrived over the last one. When a stream breaks the 
 again, and a link is given up (`Lost`) only when its patience has run out or the neighbour turns out
 to be another process than before.
 
-`send`, `send_last` and `consumed` may be called from any thread; all else is for the event loop.
+`send`, `send_last`, `consumed` and `set_needed` may be called from any thread; all else is for the
+event loop.
 """
 
 import asyncio
@@ -117,6 +118,7 @@ class Link:
             self._patience.report_s,
             lambda reason: self._give_up(PeerError(f"{peer} is gone: {reason}")),
         )
+        self._needed = True
         self._closing = False
         self._flushed = False
         self._dropped = False
@@ -146,7 +148,19 @@ class Link:
         ):
             self._loop.call_soon_threadsafe(self._tell_soon)
 
+    def set_needed(self, needed: bool) -> None:
+        """Whether a peer that goes away is to be waited for; one that says goodbye is not."""
+        self._loop.call_soon_threadsafe(self._note_need, needed)
+
     # ---- on the event loop ----
+
+    def _note_need(self, needed: bool) -> None:
+        self._needed = needed
+        if not needed and self._state is not _State.UP:
+            self._give_up(self._left())
+
+    def _left(self) -> PeerError:
+        return PeerError(f"{self.peer} has left")
 
     def _post(self) -> None:
         self._outbox_noticed = False
@@ -380,6 +394,9 @@ class Link:
         if self._closing:
             self._all_arrived.set()
         elif self._state is _State.UP:
+            if not self._needed:
+                self._give_up(self._left())
+                return
             self._state = _State.BROKEN
             self.traffic.breaks += 1
             logger.info("the connection to %s broke (%s)", self.peer, reason)

@@ -15,6 +15,7 @@ from ravnest.provider.compression import Compression
 from ravnest.provider.document import RingDocument, RingMember
 from ravnest.wire.encoding import Parcel
 from ravnest.wire.messages import RingChunk, RingGone, RingGot
+from ravnest.wire.peers import Peer
 
 NAMES = tuple("abcdefghij")
 MEMBERS = (RingMember("node_0", "", 0), RingMember("node_1", "", 1))
@@ -30,17 +31,19 @@ class Stage:
         return self.weights
 
 
-class Peer:
-    node = "node_1"
+class LinkTo:
+    """What is said over a link that leads nowhere."""
 
-
-class Link:
-    """To the member of the first ring."""
-
-    peer = Peer()
+    def __init__(self, node):
+        self.peer = Peer(node, "")
+        self.sent = []
+        self.needed = True
 
     def send(self, parcel):
-        pass
+        self.sent.append(parcel)
+
+    def set_needed(self, needed):
+        self.needed = needed
 
     def consumed(self):
         pass
@@ -54,7 +57,7 @@ def averager(rings=None, tell_cluster=lambda cluster: None, fail=pytest.fail, **
         share,
         Averaging(**settings),
         queue.SimpleQueue(),
-        reach=lambda node: Link(),
+        reach=LinkTo,
         on_compute_thread=lambda work: None,
         averaged=lambda outcome: None,
         fail=fail,
@@ -102,7 +105,7 @@ def test_who_belongs_to_a_cluster_that_has_left_is_not_waited_for():
     some = averager(rings, told.append)
     goodbye = RingGone(ring=0, member=1, by=1, after=0)
     for _ in range(2):
-        some._arrived(Link(), Parcel(goodbye))
+        some._arrived(LinkTo("node_1"), Parcel(goodbye))
     assert told == [1]
     assert [ring._roll.is_over for ring in some._rings.values()] == [True, True, False]
 
@@ -126,3 +129,12 @@ def test_a_wait_may_be_without_end(settings, place, begin):
     begin(some)
     some.stop()
     assert failures == []
+
+
+def test_a_member_that_says_goodbye_is_not_waited_for():
+    leaving, staying = averager([RingDocument(0, NAMES, MEMBERS, 1)]), averager()
+    leaving._leave()
+    (goodbye,) = leaving._links["node_0"].sent
+    link = staying._link("node_1")
+    staying._arrived(link, goodbye)
+    assert not link.needed

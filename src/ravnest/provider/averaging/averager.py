@@ -177,8 +177,10 @@ class Averager:
             ring = self._rings[message.ring]
             ring.heard(link.peer.node, parcel)
             self._connect(ring)
-            if isinstance(message, RingGone) and message.member == message.by:
-                self._left(ring.cluster_of(message.member))
+            if isinstance(message, RingGone):
+                if message.member == message.by:
+                    self._left(ring.cluster_of(message.member))
+                self._say_who_is_needed()
         except WireError as error:  # whatever it was, that member cannot be relied on
             self._lost(link.peer.node, f"it sent something unusable: {error}")
 
@@ -213,6 +215,12 @@ class Averager:
         """Neighbours change when members are lost."""
         for node in ring.neighbours:
             self._link(node)
+
+    def _say_who_is_needed(self) -> None:
+        """Nobody waits for a member that is gone from all rings, when its link breaks."""
+        needed = {node for ring in self._rings.values() for node in ring.neighbours}
+        for node, link in self._links.items():
+            link.set_needed(node in needed)
 
     def _link(self, node: str) -> Link:
         if node not in self._links:
