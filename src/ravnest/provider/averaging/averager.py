@@ -200,6 +200,7 @@ class Averager:
                 if node not in self._up:
                     ring.lost(node, f"cluster {cluster} has left")
             self._connect(ring)
+        self._say_who_is_needed()
 
     def _leave(self) -> None:
         self._stopping = True
