@@ -17,7 +17,7 @@ def command(workdir: Path | None) -> int:
     """Plan, cut, train and score a small model on this machine.
 
     A pool of unequal providers, handwritten digits, a score at the end; no network and no GPU
-    needed. The digits come with scikit-learn: pip install 'ravnest[demo]'.
+    needed. The digits come with scikit-learn: pip install scikit-learn.
     """
     from ravnest.demo import run_demo
 

@@ -133,7 +133,8 @@ def _check_enough(data: Any, shard: Shard) -> None:
     if batches is None or batches >= shard.of:
         return
     raise NodeError(
-        f"the training data has {batches} batches in an epoch and there are {shard.of} clusters, "
+        f"the training data has {batches} {'batch' if batches == 1 else 'batches'} in an epoch and "
+        f"there are {shard.of} clusters, "
         "each of which trains on batches of its own: make the batches smaller, plan fewer clusters "
         f"with clusterize(…, max_clusters={max(batches, 1)}), or give every cluster data of its "
         "own in the script and say Node(…, shard_data=False)"

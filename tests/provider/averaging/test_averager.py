@@ -8,12 +8,14 @@ import pytest
 import torch
 from torch import nn
 
+from ravnest.errors import PeerError
 from ravnest.provider.averaging.averager import Averager
 from ravnest.provider.averaging.settings import Averaging
 from ravnest.provider.averaging.share import Rules, Share
 from ravnest.provider.compression import Compression
 from ravnest.provider.document import RingDocument, RingMember
 from ravnest.wire.encoding import Parcel
+from ravnest.wire.link import Arrived, Lost
 from ravnest.wire.messages import RingChunk, RingGone, RingGot
 from ravnest.wire.peers import Peer
 
@@ -92,8 +94,10 @@ def test_a_limit_that_lets_no_round_through_is_warned_of(caplog):
     assert "0.1 Mbit/s" not in caplog.text
 
 
-def test_who_belongs_to_a_cluster_that_has_left_is_not_waited_for():
-    """Its goodbye went to one provider of this cluster; the partner of another never came up."""
+@pytest.mark.parametrize("says_goodbye", [True, False])
+def test_who_belongs_to_a_cluster_that_has_left_is_not_waited_for(says_goodbye):
+    """One provider of this cluster has heard or seen its end; the partner of another never came
+    up."""
     other = (RingMember("node_0", "", 0), RingMember("node_2", "", 1))
     third = (RingMember("node_0", "", 0), RingMember("node_3", "", 2))
     rings = [
@@ -103,9 +107,11 @@ def test_who_belongs_to_a_cluster_that_has_left_is_not_waited_for():
     ]
     told = []
     some = averager(rings, told.append)
-    goodbye = RingGone(ring=0, member=1, by=1, after=0)
+    link = LinkTo("node_1")
+    goodbye = Parcel(RingGone(ring=0, member=1, by=1, after=0))
     for _ in range(2):
-        some._arrived(LinkTo("node_1"), Parcel(goodbye))
+        some._inbox.put(Arrived(link, goodbye) if says_goodbye else Lost(link, PeerError("gone")))
+        some._take()
     assert told == [1]
     assert [ring._roll.is_over for ring in some._rings.values()] == [True, True, False]
 

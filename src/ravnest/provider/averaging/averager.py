@@ -163,6 +163,7 @@ class Averager:
                     link.consumed()
             case Lost(link, error):
                 self._lost(link.peer.node, str(error))
+                self._cluster_may_be_gone(link.peer.node)
             case Up(link):
                 self._up.add(link.peer.node)
                 logger.info("averaging with %s", link.peer)
@@ -189,8 +190,15 @@ class Averager:
             ring.lost(node, reason)
             self._connect(ring)
 
+    def _cluster_may_be_gone(self, node: str) -> None:
+        """Without one of its providers a cluster ends."""
+        for ring in self._rings.values():
+            cluster = ring.cluster_named(node)
+            if cluster is not None:
+                self._left(cluster)
+
     def _left(self, cluster: int) -> None:
-        """One of its providers has said goodbye, so the others will too, or never come up."""
+        """One of its providers is gone, so the others will say goodbye too, or never come up."""
         if cluster in self._clusters_left:
             return
         self._clusters_left.add(cluster)

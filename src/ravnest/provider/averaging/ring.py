@@ -121,6 +121,11 @@ class RingPlace:
             raise WireError(f"ring {self.id} has no member {place}")
         return self._members[place].cluster
 
+    def cluster_named(self, node: str) -> int | None:
+        """That of a member, if it is one."""
+        place = self._places.get(node)
+        return None if place is None else self._members[place].cluster
+
     def others_of(self, cluster: int) -> list[str]:
         """Members of that cluster, but for this one."""
         others = (m for place, m in enumerate(self._members) if place != self._roll.me)
@@ -354,9 +359,9 @@ class RingPlace:
             current.sent_bytes,
         )
         logger.info(
-            "ring %d: round %d of %d clusters in %.2f s, %.1f MB sent",
+            "ring %d: round %d, %d clusters, %.2f s, %.3g MB sent",
             self.id,
-            start.round,
+            self._turn(start.round),
             len(start.members),
             self.last.seconds,
             self.last.sent_bytes / 1e6,
@@ -374,6 +379,10 @@ class RingPlace:
         )
         self._do(self._roll.completed(self._clock()))
 
+    def _turn(self, number: int) -> int:
+        """A round as people count them: its number also says who leads it."""
+        return number // len(self._members)
+
     def _skip(self, number: int, reason: str) -> None:
         current = self._round
         if current is not None and current.number == number:
@@ -382,7 +391,8 @@ class RingPlace:
                     self.fragments[fragment].failed()
             self._round = None
         self.skips += 1
-        logger.warning("ring %d: round %d is skipped: %s", self.id, number, reason)
+        turn = self._turn(number)
+        logger.warning("ring %d: round %d is skipped: %s", self.id, turn, reason)
         self._around.skipped(self.id)
 
 

@@ -79,6 +79,6 @@ def _zstandard() -> Any:
         import zstandard
     except ImportError as error:
         raise NodeError(
-            "compression with zstd needs the package zstandard: pip install ravnest[compression]"
+            "compression with zstd needs the package zstandard: pip install zstandard"
         ) from error
     return zstandard
