@@ -13,10 +13,10 @@ class Terminal(io.StringIO):
         return True
 
 
-def life_of(callback, epochs=2, steps=3):
+def life_of(callback, epochs=2, steps=3, **more):
     """A short training as the Trainer tells it."""
     callbacks = CallbackList([callback])
-    progress = Progress(epochs=epochs, batches_per_epoch=steps)
+    progress = Progress(epochs=epochs, batches_per_epoch=steps, **more)
     callbacks.on_train_begin(progress)
     for progress.epoch in range(epochs):
         callbacks.on_epoch_begin(progress)
@@ -69,3 +69,24 @@ def test_csv_goes_on_where_an_earlier_run_ended(tmp_path):
     assert lines[0] == "step,epoch,samples,loss,samples_per_second"
     assert len(lines) == 1 + 12
     assert lines[1].startswith("1,0,8,1.0,")
+
+
+def test_every_cluster_writes_files_of_its_own(tmp_path):
+    for cluster in range(2):
+        life_of(CsvLog(tmp_path / "run.csv"), cluster=cluster, clusters=2)
+        life_of(JsonLinesLog(tmp_path / "run.jsonl"), cluster=cluster, clusters=2)
+    names = {path.name: len(path.read_text().splitlines()) for path in tmp_path.iterdir()}
+    assert names == {
+        "run.csv": 7,
+        "run_cluster_1.csv": 7,
+        "run.jsonl": 10,
+        "run_cluster_1.jsonl": 10,
+    }
+
+
+def test_lines_say_whose_they_are_where_there_are_several_clusters():
+    file = io.StringIO()
+    life_of(PrintProgress(file), cluster=1, clusters=2)
+    lines = file.getvalue().splitlines()
+    assert lines[0].startswith("cluster 1: epoch 1/2 batch 3 ")
+    assert lines[1] == "cluster 1: validation: accuracy 0.5000"

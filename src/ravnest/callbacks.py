@@ -13,6 +13,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, TextIO
 
+from ravnest.rundir import file_of_cluster
+
 
 @dataclass
 class Progress:
@@ -34,6 +36,9 @@ class Progress:
     """Of the newest validation."""
     stages: dict[str, float] = field(default_factory=dict)
     """Share of the last epoch that each stage was busy, and how stale its gradients were."""
+    cluster: int = 0
+    """Whose Root this is."""
+    clusters: int = 1
 
 
 class Callback:
@@ -119,19 +124,23 @@ class PrintProgress(Callback):
 
     def on_evaluate(self, progress: Progress) -> None:
         found = ", ".join(f"{name} {value:.4f}" for name, value in progress.metrics.items())
-        print(f"validation: {found}", file=self._file, flush=True)
+        print(f"{_whose(progress)}validation: {found}", file=self._file, flush=True)
 
     def _line(self, progress: Progress) -> str:
         loss = "" if progress.loss is None else f" loss {progress.loss:.4f}"
         line = (
-            f"epoch {progress.epoch + 1}/{progress.epochs} batch {progress.step}{loss} "
-            f"{progress.samples_per_second:.0f} samples/s"
+            f"{_whose(progress)}epoch {progress.epoch + 1}/{progress.epochs} "
+            f"batch {progress.step}{loss} {progress.samples_per_second:.0f} samples/s"
         )
         total = (progress.batches_per_epoch or 0) * progress.epochs
         if total and progress.step:
             left = (time.monotonic() - self._started) / progress.step * (total - progress.step)
             line += f" {_duration(left)} left"
         return line
+
+
+def _whose(progress: Progress) -> str:
+    return f"cluster {progress.cluster}: " if progress.clusters > 1 else ""
 
 
 def _duration(seconds: float) -> str:
@@ -149,8 +158,9 @@ class JsonLinesLog(Callback):
         self._file: TextIO | None = None
 
     def on_train_begin(self, progress: Progress) -> None:
-        self._path.parent.mkdir(parents=True, exist_ok=True)
-        self._file = self._path.open("a", encoding="utf-8", buffering=1)
+        path = file_of_cluster(self._path, progress.cluster)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._file = path.open("a", encoding="utf-8", buffering=1)
 
     def on_step_end(self, progress: Progress) -> None:
         if progress.step % self._every == 0:
@@ -191,9 +201,10 @@ class CsvLog(Callback):
         self._rows: Any = None
 
     def on_train_begin(self, progress: Progress) -> None:
-        self._path.parent.mkdir(parents=True, exist_ok=True)
-        fresh = not self._path.exists() or not self._path.stat().st_size
-        self._file = self._path.open("a", encoding="utf-8", newline="", buffering=1)
+        path = file_of_cluster(self._path, progress.cluster)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        fresh = not path.exists() or not path.stat().st_size
+        self._file = path.open("a", encoding="utf-8", newline="", buffering=1)
         self._rows = csv.DictWriter(self._file, self.COLUMNS, extrasaction="ignore")
         if fresh:
             self._rows.writeheader()

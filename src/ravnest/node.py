@@ -33,7 +33,6 @@ from ravnest.provider.leaf import LeafSettings, Metric
 from ravnest.provider.numbering import BatchNumbers
 from ravnest.provider.options import (
     at_least_two,
-    file_of_cluster,
     made_with,
     micro_batches_of,
     most_in_flight,
@@ -50,7 +49,7 @@ from ravnest.provider.proof import proof_of
 from ravnest.provider.runner import StageRunner
 from ravnest.provider.runtime import ProviderRuntime
 from ravnest.provider.shards import WHOLE, Shard, shard
-from ravnest.rundir import RunDir
+from ravnest.rundir import RunDir, file_of_cluster
 from ravnest.stage import structure
 from ravnest.stage.package import load_package
 from ravnest.wire import messages

@@ -49,6 +49,12 @@ class ModelIndex(msgspec.Struct, frozen=True, kw_only=True):
     """Module path → version of its state_dict format, which some modules ask for when loading."""
 
 
+def file_of_cluster(name: Path | str, cluster: int) -> Path:
+    """Every cluster has a Root and a Leaf that write files, and they may share a folder."""
+    path = Path(name)
+    return path if cluster == 0 else path.with_stem(f"{path.stem}_cluster_{cluster}")
+
+
 class RunDir:
     """Paths under one `node_data` folder."""
 

@@ -59,7 +59,12 @@ class Trainer:
                 "there is a val_loader, but nothing to compare with: Node(…, test_labels=…) needs "
                 "the same data on the Leaf"
             )
-        self.progress = Progress(epochs=epochs, batches_per_epoch=_length(train_loader))
+        self.progress = Progress(
+            epochs=epochs,
+            batches_per_epoch=_length(train_loader),
+            cluster=node.cluster_id,
+            clusters=node.document.ring_size,
+        )
         self._in_train = False
         self._began = 0.0
 

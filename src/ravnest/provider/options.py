@@ -3,7 +3,6 @@
 import copy
 import sys
 from collections.abc import Collection
-from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 import torch
@@ -98,12 +97,6 @@ def most_in_flight(document: NodeDocument, wanted: int | None, micro_batches: in
         return positive("max_in_flight", wanted)
     fits = document.most_in_flight
     return None if fits is None else max(1, fits * micro_batches // document.micro_batches)
-
-
-def file_of_cluster(name: str, cluster: int) -> Path:
-    """Every cluster has a Leaf, and they may share a folder."""
-    path = Path(name)
-    return path if cluster == 0 else path.with_stem(f"{path.stem}_cluster_{cluster}")
 
 
 def own_loader(loader: Any) -> Any:
