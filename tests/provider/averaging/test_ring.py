@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from ravnest.errors import WireError
+from ravnest.errors import RunError, WireError
 from ravnest.provider.averaging.fragments import fragments_of
 from ravnest.provider.averaging.ring import RingPlace, Surroundings
 from ravnest.provider.averaging.settings import Averaging
@@ -64,3 +64,44 @@ def test_a_member_of_another_ring_has_no_say():
     place, _ = called(None)
     with pytest.raises(WireError, match="not a member"):
         place.heard("node_7", begin())
+
+
+@pytest.mark.parametrize("fragments", [(1, 2), (1, 1)])
+def test_clusters_with_different_settings_find_out_at_once(fragments):
+    tensors = {"v": torch.randn(6), "w": torch.randn(6)}
+    line, places, faults = [], [], []
+
+    def place_of(member, settings):
+        made = fragments_of(tensors, {"v", "w"}, settings, compresses=False)
+
+        def take_snapshot(ring, number, some):
+            place = places[member]
+            place.snapshot_begun(number, Facts(1.0, 1.0, 1, ()))
+            vectors = tuple(made[k].layout.gather(tensors) for k in some)
+            place.snapshot_taken(number, Snapshot(vectors, ()))
+
+        around = Surroundings(
+            send=lambda node, parcel: line.append((member, parcel)),
+            take_snapshot=take_snapshot,
+            apply=lambda outcome: None,
+            skipped=lambda ring: None,
+            released=lambda ring, last: None,
+            codec_for=lambda node: None,
+        )
+        document = RingDocument(0, ("v", "w"), MEMBERS, member)
+        agreement = (settings.mode, settings.outer)
+        return RingPlace(document, made, around, round_s=600, wait_s=600, agreement=agreement)
+
+    modes = ("background", "blocking" if fragments == (1, 1) else "background")
+    for member in range(2):
+        settings = Averaging(mode=modes[member], fragments=fragments[member])
+        places.append(place_of(member, settings))
+    places[1].due()
+    while line:
+        source, parcel = line.pop(0)
+        try:
+            places[1 - source].heard(f"node_{source}", parcel)
+        except RunError as error:
+            faults.append(str(error))
+    assert len(faults) == 2
+    assert all("mode or outer differ" in fault for fault in faults)

@@ -92,7 +92,14 @@ class Averager:
             largest = max(4 * sum(fragment.layout.sizes()) for fragment in fragments)
             _warn_if_too_slow(ring, largest, settings)
         self._share.add_ring(ring.id, [fragment.layout for fragment in fragments])
-        return RingPlace(ring, fragments, around, round_s=settings.round_s, wait_s=settings.wait_s)
+        return RingPlace(
+            ring,
+            fragments,
+            around,
+            round_s=settings.round_s,
+            wait_s=settings.wait_s,
+            agreement=(settings.mode, settings.outer),
+        )
 
     # ---- from other threads ----
 

@@ -67,6 +67,8 @@ class Over:
     """There will be no more rounds."""
 
     reason: str
+    is_mismatch: bool = False
+    """Because the members want different things."""
 
 
 Instruction = Send | TakeSnapshot | Start | Skip | Release | Over

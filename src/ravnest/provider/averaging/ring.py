@@ -82,8 +82,10 @@ class RingPlace:
         *,
         round_s: float,
         wait_s: float,
+        agreement: object = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        """`agreement` is what all members must have in common beside the tensors."""
         self.id = document.id
         self.fragments = fragments
         self.skips = 0
@@ -93,6 +95,7 @@ class RingPlace:
         self._clock = clock
         self._wait_s = wait_s
         self._wait_ends: float | None = None
+        self._agreement = numbered(agreement)
         self._leaves = False
         self._has_met = False
         """For the last time; it is no surprise that others leave then."""
@@ -197,6 +200,7 @@ class RingPlace:
             return
         current.facts = facts
         layouts = [self.fragments[k].layout.digest for k in current.fragments]
+        layouts.append(self._agreement)
         bases = [self.fragments[k].base_id for k in current.fragments]
         moments = [layout.digest for layout in facts.moments if layout.names]
         share = RingShare(
@@ -255,7 +259,13 @@ class RingPlace:
                 case Release(last, met):
                     self._wait_ends = None
                     self._released(last, met=met)
-                case Over(reason):
+                case Over(reason, is_mismatch):
+                    if is_mismatch and self.last is None:
+                        # It never went well: a mistake of whoever started this, and not of a
+                        # member that has gone astray.
+                        raise RunError(
+                            f"{reason}. Give all providers the same plan and the same Averaging(…)"
+                        )
                     expected = self._leaves or self._has_met
                     level = logging.INFO if expected else logging.WARNING
                     logger.log(level, "ring %d: no more rounds: %s", self.id, reason)

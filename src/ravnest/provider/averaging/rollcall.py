@@ -51,7 +51,7 @@ from ravnest.wire.messages import (
 )
 
 Stand = Literal["trains", "waits", "ended"]
-_MISMATCH = "the members do not hold the same tensors: are all settings the same?"
+_MISMATCH = "the clusters do not average the same: tensors, fragments, mode or outer differ"
 _MOST_SAMPLES = 1e15
 _MOST_MISSED = 1 << 32
 """Rounds that somebody may have missed. Further on than that nobody can be, and whoever says so is
@@ -355,7 +355,7 @@ class RollCall:
         if list(members) != self.alive or not _usable(weights, len(members)):
             return self._cancel("not everybody has answered")
         if len({share.layout for share in call.shares}) > 1:
-            return [*self._cancel(_MISMATCH), *self._end(_MISMATCH)]
+            return [*self._cancel(_MISMATCH), *self._end(_MISMATCH, is_mismatch=True)]
         begin = RingBegin(
             ring=self._ring,
             round=call.round,
@@ -452,7 +452,7 @@ class RollCall:
         if self._round is None or self._round.call.round != cancel.round:
             return []
         if cancel.reason == _MISMATCH:  # which does not pass
-            return [*self._cancel(_MISMATCH), *self._end(_MISMATCH)]
+            return [*self._cancel(_MISMATCH), *self._end(_MISMATCH, is_mismatch=True)]
         return [*self._cancel(cancel.reason), *self._wish_again(now), *self._lead(now)]
 
     def _cancel(self, reason: str) -> list[Instruction]:
@@ -469,12 +469,12 @@ class RollCall:
         skip: list[Instruction] = [Skip(number, reason)]
         return [*skip, *self._end("nobody else is left")] if len(self.alive) == 1 else skip
 
-    def _end(self, reason: str) -> list[Instruction]:
+    def _end(self, reason: str, *, is_mismatch: bool = False) -> list[Instruction]:
         if self._state == "over":
             return []
         self._state = "over"
         released = self._released(met=False) if self._stand != "trains" else []
-        return [Over(reason), *released]
+        return [Over(reason, is_mismatch), *released]
 
     # ---- who is there ----
 
