@@ -60,3 +60,42 @@ def test_what_is_sent_again_after_a_break_counts_once():
     pace.departed(1, MB, 5.0)
     pace.arrived(1, 6.0)
     assert pace.bytes_per_s == MB
+
+
+def through_the_kernel(pace, sizes, *, bytes_per_s, delay_s, every_s):
+    """As above, but the kernel takes every message at once, however slow the line is."""
+    events, free = [], 0.0
+    for sequence, size in enumerate(sizes, 1):
+        departs = every_s * sequence
+        free = max(departs, free) + size / bytes_per_s
+        events += [(departs, 0, sequence, size), (free + delay_s, 1, sequence, size)]
+    for at, has_arrived, sequence, size in sorted(events):
+        if has_arrived:
+            pace.arrived(sequence, at)
+        else:
+            pace.submitted(others_wait=False)
+            pace.departed(sequence, size, at)
+
+
+def test_what_waits_in_the_kernel_waits_too():
+    pace = Pace()
+    through_the_kernel(pace, [MB] * 30, bytes_per_s=10 * MB, delay_s=0.025, every_s=0.06)
+    assert pace.holds_up
+    assert 9 * MB < pace.bytes_per_s < 11 * MB
+
+
+def test_a_long_way_alone_does_not_hold_up():
+    pace = Pace()
+    through_the_kernel(pace, [MB] * 60, bytes_per_s=1000 * MB, delay_s=0.2, every_s=0.01)
+    assert not pace.holds_up
+
+
+def test_a_fast_line_with_jitter_does_not_hold_up():
+    pace = Pace()
+    now = 0.0
+    for sequence in range(1, 60):
+        now += 0.1
+        pace.submitted(others_wait=False)
+        pace.departed(sequence, MB, now)
+        pace.arrived(sequence, now + (0.001 if sequence % 7 == 0 else 0.01))
+    assert not pace.holds_up
