@@ -53,6 +53,8 @@ DECIDING = {
     "ravnest.provider.stall",
     "ravnest.provider.norms",
     "ravnest.provider.averaging.course",
+    "ravnest.provider.averaging.instructions",
+    "ravnest.provider.averaging.membership",
     "ravnest.provider.averaging.pacing",
     "ravnest.provider.averaging.rollcall",
 }

@@ -105,16 +105,22 @@ def test_several_clusters(tmp_path, monkeypatch, number):
     training = [line for line in shown[0].splitlines() if not line.startswith("node =")]
     program = shown[0] if number == 0 else "\n".join([shown[1], *training])
     (tmp_path / "train.py").write_text(AROUND + program)
+    run_on_all_providers("train.py")
+    assert set(planned_nodes(RunDir()).values()) == {0, 1}
+    one, other = (torch.load(model_fusion(cluster_id=c), weights_only=True) for c in (0, 1))
+    assert all(torch.equal(one[name], other[name]) for name in one)
+
+
+def run_on_all_providers(script):
+    """As `ravnest run` does; none of them may fail. Returns what they have printed."""
     lines = []
     outcome = launch(
-        [sys.executable, "train.py"],
+        [sys.executable, script],
         planned_nodes(RunDir()),
         show=lambda name, line: lines.append(f"{name}: {line}"),
     )
     assert set(outcome.codes.values()) == {0}, "\n".join(lines)
-    assert set(planned_nodes(RunDir()).values()) == {0, 1}
-    one, other = (torch.load(model_fusion(cluster_id=c), weights_only=True) for c in (0, 1))
-    assert all(torch.equal(one[name], other[name]) for name in one)
+    return lines
 
 
 def plan_for_local_providers(folder, count, **options):
@@ -140,13 +146,7 @@ def test_a_provider_script_with_callbacks_and_a_loop_of_its_own(tmp_path, monkey
     monkeypatch.chdir(tmp_path)
     plan_for_local_providers(tmp_path, 2, max_clusters=1)
     (tmp_path / "train.py").write_text("\n".join(programs("docs/training.md")))
-    lines = []
-    outcome = launch(
-        [sys.executable, "train.py"],
-        planned_nodes(RunDir()),
-        show=lambda name, line: lines.append(f"{name}: {line}"),
-    )
-    assert set(outcome.codes.values()) == {0}, "\n".join(lines)
+    lines = run_on_all_providers("train.py")
     losses = [float(line) for line in (tmp_path / "losses.txt").read_text().splitlines()]
     assert len(losses) == 8 * (5 + 5 + 2)
     assert losses[-1] < losses[0]
