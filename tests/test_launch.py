@@ -193,7 +193,7 @@ def test_a_thread_may_launch_though_it_may_not_handle_signals():
     )
     thread.start()
     thread.join()
-    assert [outcome.code for outcome in outcomes] == [0]
+    assert [outcome.codes for outcome in outcomes] == [{"node_0": 0}]
 
 
 # ---- the line to the launcher ------------------------------------------------------------------
@@ -271,3 +271,33 @@ def test_a_variable_without_its_pipe_is_not_watched(value):
     with start_watching(value, stdin=subprocess.DEVNULL) as process:
         assert process.stdout.read() == "watching 0\n"
     assert process.returncode == 0
+
+
+# ---- whose fault it was ------------------------------------------------------------------------
+
+
+@posix_only
+@pytest.mark.parametrize(
+    ("program", "told"),
+    [
+        ("raise ValueError('bad sample')", "ended with exit code 1: ValueError: bad sample"),
+        ("os.kill(os.getpid(), 9)", "was killed by SIGKILL"),
+    ],
+    ids=["error", "killed"],
+)
+def test_the_first_cause_is_told_last(folder, program, told):
+    """The other provider fails because of it, and before it."""
+    (folder / "script.py").write_text(
+        "import os\n"
+        "from ravnest.errors import PeerError\n"
+        "if os.environ['RAVNEST_NODE'] == 'node_0':\n"
+        "    raise PeerError('node_1 has failed')\n"
+        f"{program}\n"
+    )
+    command = [sys.executable, "-m", "ravnest", "run", "script.py"]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True)
+    assert done.returncode == 1
+    assert done.stderr.splitlines() == [
+        f"node_1 {told}",
+        "node_0 ended with exit code 1, after another had failed",
+    ]

@@ -82,8 +82,8 @@ def _demo(folder: Path, note: str = "") -> int:
         show=lambda name, line: print(f"   {name} | {line}", flush=True),
         environment={"RAVNEST_NODE_DATA": str(run.root.absolute())},
     )
-    if outcome.code:
-        raise RunError(f"a provider failed; exit codes: {dict(outcome.codes)}")
+    if outcome.failures:
+        raise RunError("; ".join(outcome.lines()))
 
     print("\n3. Fuse the stages and load them into the original model\n")
     path = model_fusion(node_data=run.root, output=folder / "trained")

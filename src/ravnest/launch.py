@@ -19,12 +19,12 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
 from ravnest import lifeline
 from ravnest.errors import NodeError
+from ravnest.outcome import Ending, Outcome
 from ravnest.rundir import RunDir
 
 GRACE_S = 20.0
@@ -39,18 +39,6 @@ _ENDING = (signal.SIGTERM,) if sys.platform == "win32" else (signal.SIGTERM, sig
 
 Events = queue.SimpleQueue[tuple[str, int] | SystemExit]
 """What the launcher waits for: exit codes of providers, and signals that end itself."""
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """Exit code of every provider, by name."""
-
-    codes: Mapping[str, int]
-
-    @property
-    def code(self) -> int:
-        """0 if all went well; else that of the first one that failed."""
-        return next((code for code in self.codes.values() if code), 0)
 
 
 def planned_nodes(run: RunDir, count: int | None = None) -> dict[str, int]:
@@ -96,6 +84,13 @@ def launch(
     variables = {"OMP_NUM_THREADS": str(threads), **os.environ, **(environment or {})}
     processes: dict[str, subprocess.Popen[str]] = {}
     readers: list[threading.Thread] = []
+    said: dict[str, str] = {}
+
+    def hear(name: str, line: str) -> None:
+        if line.strip():
+            said[name] = line.strip()
+        show(name, line)
+
     events: Events = queue.SimpleQueue()
     with _signals_into(events), lifeline.hold() as line:
         try:
@@ -103,11 +98,11 @@ def launch(
                 process = _start(command, name, folder, variables, line)
                 processes[name] = process
                 reader = threading.Thread(
-                    target=_copy, args=(process.stdout, name, show), daemon=True
+                    target=_copy, args=(process.stdout, name, hear), daemon=True
                 )
                 reader.start()
                 readers.append(reader)
-            _wait(processes, names, events)
+            order, stopped = _wait(processes, names, events)
         except (KeyboardInterrupt, SystemExit):
             _interrupt(processes)
             raise
@@ -115,7 +110,12 @@ def launch(
             _end(processes)
             for reader in readers:
                 reader.join(2.0)
-    return Outcome({name: process.returncode for name, process in processes.items()})
+    return Outcome(
+        [
+            Ending(name, processes[name].returncode, said.get(name, ""), name in stopped)
+            for name in order
+        ]
+    )
 
 
 @contextlib.contextmanager
@@ -172,15 +172,19 @@ def _copy(stream: IO[str], name: str, show: Callable[[str, str], None]) -> None:
 
 def _wait(
     processes: Mapping[str, subprocess.Popen[str]], clusters: Mapping[str, int], events: Events
-) -> None:
-    """Until all have ended; once one of a cluster has failed, not longer than the grace for it."""
+) -> tuple[list[str], set[str]]:
+    """Until all have ended; once one of a cluster has failed, not longer than the grace for it.
+    Who ended, in order, and who of them had to be stopped."""
     for name, process in processes.items():
         threading.Thread(target=_report_end, args=(name, process, events), daemon=True).start()
     running = set(processes)
+    order: list[str] = []
+    stopped: set[str] = set()
     deadlines: dict[int, float] = {}
     while running:
         for name in running:
             if time.monotonic() >= deadlines.get(clusters[name], math.inf):
+                stopped.add(name)
                 processes[name].kill()
         try:
             event = events.get(timeout=SIGNAL_CHECK_S)
@@ -190,8 +194,10 @@ def _wait(
             raise event
         name, code = event
         running.discard(name)
+        order.append(name)
         if code:
             deadlines.setdefault(clusters[name], time.monotonic() + GRACE_S)
+    return order, stopped
 
 
 def _report_end(name: str, process: subprocess.Popen[str], events: Events) -> None:

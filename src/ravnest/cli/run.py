@@ -42,8 +42,6 @@ def command(script: Path, arguments: tuple[str, ...], nodes: int | None, node_da
         environment={"RAVNEST_NODE_DATA": str(node_data.absolute())},
         show=lambda name, line: click.echo(f"{name.ljust(width)} | {line}"),
     )
-    for name, code in outcome.codes.items():
-        if code:
-            how = "was stopped, not having ended" if code == -9 else f"ended with exit code {code}"
-            click.echo(f"{name} {how}", err=True)
-    return 1 if outcome.code else 0
+    for line in outcome.lines():
+        click.echo(line, err=True)
+    return 1 if outcome.failures else 0
