@@ -5,6 +5,7 @@ parameter. It is planned for two clusters, each of which must fuse to the same r
 """
 
 import dataclasses
+import os
 import shutil
 from functools import partial
 from pathlib import Path
@@ -270,6 +271,20 @@ def test_stages_of_different_saves_are_not_mixed(broken, caplog):
     settle_trained(packages[0])
     with pytest.raises(FusionError, match="different saves"):
         model_fusion(node_data=broken.folder, output=result)
+
+
+def test_a_cluster_left_behind_by_another_is_not_fused_silently(broken, caplog):
+    """Its run broke off an hour before the other one saved."""
+    result = broken.folder.parent / "trained"
+    model_fusion(0, node_data=broken.folder, output=result)
+    assert not caplog.records
+    for package in broken.packages(0):
+        then = (package.directory / "trained.json").stat().st_mtime - 3600
+        os.utime(package.directory / "trained.json", (then, then))
+    model_fusion(1, node_data=broken.folder, output=result)
+    assert not caplog.records
+    model_fusion(0, node_data=broken.folder, output=result)
+    assert "fuse cluster 1" in caplog.text
 
 
 def test_an_unknown_cluster_is_named_with_those_there_are(broken):

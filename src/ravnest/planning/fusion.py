@@ -6,6 +6,7 @@ papered over. If the last save was interrupted the one before, which all stages 
 """
 
 import logging
+import time
 from collections import OrderedDict
 from collections.abc import Mapping
 from pathlib import Path
@@ -32,6 +33,9 @@ logger = logging.getLogger("ravnest")
 STATE_DICT = "trained_state_dict.pt"
 SAFETENSORS = "trained_state_dict.safetensors"
 
+_SAVES_OF_ONE_RUN_S = 600.0
+"""Clusters of one run save right after their last round; a slow disk or a copy takes its time."""
+
 
 def fuse_cluster(
     root: Path | str = "node_data", cluster_id: int = 0, output: Path | str = "trained"
@@ -46,6 +50,7 @@ def fuse_cluster(
     missing = [entry.tensor for entry in index.state if entry.tensor not in owned]
     if missing:
         raise FusionError(f"no stage of cluster {cluster_id} owns the tensor {missing[0]!r}")
+    _warn_of_later_saves(run, plan, cluster)
     state = assemble(index, owned)
     return _write(state, Path(output))
 
@@ -143,6 +148,36 @@ def _same_save(cluster: ClusterPlan, packages: list[StagePackage]) -> list[Path]
             cluster.stages[0].provider.id,
         )
     return [found[common] for found in saves]
+
+
+def _warn_of_later_saves(run: RunDir, plan: Plan, fused: ClusterPlan) -> None:
+    """Clusters that end together save together. One that saved long before another did not take
+    part in what the other one trained last."""
+    saved = {cluster.id: _saved_at(run, cluster) for cluster in plan.clusters}
+    newest = max(saved, key=lambda cluster: saved[cluster])
+    if saved[newest] - saved[fused.id] > _SAVES_OF_ONE_RUN_S:
+        logger.warning(
+            "cluster %d was last saved on %s, cluster %d on %s: it has trained without the other "
+            "since. To have the newer weights, fuse cluster %d.",
+            fused.id,
+            _moment(saved[fused.id]),
+            newest,
+            _moment(saved[newest]),
+            newest,
+        )
+
+
+def _saved_at(run: RunDir, cluster: ClusterPlan) -> float:
+    """When the last save of this cluster was complete; 0 if it is not."""
+    folders = [run.package_dir(cluster.id, stage.provider.address) for stage in cluster.stages]
+    try:
+        return max((folder / TRAINED_MANIFEST).stat().st_mtime for folder in folders)
+    except OSError:
+        return 0.0
+
+
+def _moment(at: float) -> str:
+    return time.strftime("%Y-%m-%d at %H:%M", time.localtime(at))
 
 
 def _owned_tensors(packages: list[StagePackage], files: list[Path]) -> dict[str, torch.Tensor]:
