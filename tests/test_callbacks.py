@@ -2,10 +2,20 @@
 
 import io
 import json
+import sys
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
-from ravnest.callbacks import CallbackList, CsvLog, JsonLinesLog, PrintProgress, Progress
+from ravnest.callbacks import (
+    CallbackList,
+    CsvLog,
+    JsonLinesLog,
+    PrintProgress,
+    Progress,
+    TensorBoardLog,
+)
 
 
 class Terminal(io.StringIO):
@@ -82,6 +92,33 @@ def test_every_cluster_writes_files_of_its_own(tmp_path):
         "run.jsonl": 10,
         "run_cluster_1.jsonl": 10,
     }
+
+
+@pytest.mark.parametrize(
+    ("clusters", "folder"), [(1, "runs"), (2, "runs/cluster_1")], ids=["one", "several"]
+)
+def test_tensorboard_gets_a_folder_for_every_cluster(monkeypatch, clusters, folder):
+    """Without TensorBoard, which is large: what it would be told."""
+    said = []
+
+    class SummaryWriter:
+        def __init__(self, folder):
+            said.append(("open", Path(folder)))
+
+        def add_scalar(self, name, value, step):
+            said.append((name, step))
+
+        def close(self):
+            said.append(("close",))
+
+    monkeypatch.setitem(
+        sys.modules, "torch.utils.tensorboard", SimpleNamespace(SummaryWriter=SummaryWriter)
+    )
+    life_of(TensorBoardLog("runs"), epochs=1, cluster=clusters - 1, clusters=clusters)
+    assert said[0] == ("open", Path(folder))
+    assert ("train/loss", 3) in said
+    assert ("eval/accuracy", 3) in said
+    assert said[-1] == ("close",)
 
 
 def test_lines_say_whose_they_are_where_there_are_several_clusters():

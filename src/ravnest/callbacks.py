@@ -224,7 +224,15 @@ class TensorBoardLog(Callback):
     def __init__(self, folder: str | Path = "runs/ravnest") -> None:
         from torch.utils.tensorboard import SummaryWriter
 
-        self._writer = SummaryWriter(str(folder))
+        self._open = SummaryWriter
+        self._folder = Path(folder)
+        self._writer: Any = None
+
+    def on_train_begin(self, progress: Progress) -> None:
+        # A folder per cluster: TensorBoard draws the curves of one folder as a single one.
+        several = progress.clusters > 1
+        folder = self._folder / f"cluster_{progress.cluster}" if several else self._folder
+        self._writer = self._open(str(folder))
 
     def on_step_end(self, progress: Progress) -> None:
         self._add("train/loss", progress.loss, progress)
@@ -239,7 +247,9 @@ class TensorBoardLog(Callback):
             self._add(f"stages/{name}", value, progress)
 
     def on_train_end(self, progress: Progress) -> None:
-        self._writer.close()
+        if self._writer is not None:
+            self._writer.close()
+            self._writer = None
 
     def _add(self, name: str, value: float | None, progress: Progress) -> None:
         if value is not None:
