@@ -42,6 +42,7 @@ from ravnest.provider.options import (
     positive_number,
     precision_named,
     seconds,
+    unknown_argument,
     usable_device,
 )
 from ravnest.provider.place import Place, Rings
@@ -116,7 +117,7 @@ class Node:
         **kwargs: Any,
     ) -> None:
         if kwargs:
-            raise NodeError(f"Node does not know the argument {next(iter(kwargs))!r}")
+            raise NodeError(unknown_argument("Node", next(iter(kwargs)), Node.__init__))
         self.name = name or os.environ.get("RAVNEST_NODE", "")
         self.run = RunDir(node_data or os.environ.get("RAVNEST_NODE_DATA", "node_data"))
         self.document = read_document(self.run, self.name)

@@ -1,8 +1,10 @@
 """What a user may say about a provider, checked and completed from the plan."""
 
 import copy
+import difflib
+import inspect
 import sys
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from typing import Any, Literal, TypeVar
 
 import torch
@@ -16,6 +18,15 @@ Choice = TypeVar("Choice")
 Made = TypeVar("Made")
 _PRECISIONS = {None: None, "bf16": torch.bfloat16, "fp16": torch.float16}
 _FP16_SCALE = 4096.0
+
+
+def unknown_argument(of: str, name: str, function: Callable[..., Any]) -> str:
+    """What to say of an argument that `function` does not have, with the one probably meant."""
+    known = [known for known in inspect.signature(function).parameters if known != "self"]
+    close = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+    return f"{of} does not know the argument {name!r}" + "".join(
+        f"; did you mean {meant}=…?" for meant in close
+    )
 
 
 def positive(name: str, value: Any) -> int:
