@@ -96,6 +96,7 @@ class _Member:
             released=lambda ring, last: self._when_free(
                 lambda: self._share.released(ring, last=last)
             ),
+            cut_off=lambda: None,
             codec_for=lambda node: self._packing.codec_for(None),
         )
 

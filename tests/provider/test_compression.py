@@ -55,6 +55,21 @@ def test_the_speed_of_the_link_decides(bytes_per_s, busy, codec):
     assert packing.codec_for(FakeLink(bytes_per_s, busy=busy)).name == codec
 
 
+@pytest.mark.parametrize(
+    ("rings", "most_mbps", "codec"),
+    [
+        ("auto", None, "auto"),
+        ("auto", 50, "int8"),
+        ("auto", 5000, "fp16"),
+        ("int4", 50, "int4"),
+        (None, 50, None),
+    ],
+)
+def test_rounds_that_are_held_back_are_compressed_for_that(rings, most_mbps, codec):
+    """Their link is never busy, so it cannot be seen to be slow."""
+    assert Compression(rings=rings).for_rings(most_mbps) == codec
+
+
 def test_a_link_that_was_relieved_is_not_taken_for_a_fast_one():
     packing = Packing("auto")
     packing.codec_for(FakeLink(1e7, busy=True))

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from ravnest.errors import NodeError
+from ravnest.plan import bytes_per_s
 from ravnest.wire.codecs import CODECS, Codec, Packed, codec_named
 from ravnest.wire.pace import Pace
 
@@ -38,6 +39,12 @@ class Compression:
                 )
             return cls(_for_edges(given.get("edges")), _checked(given.get("rings")))
         return cls(_for_edges(given), _checked(given))
+
+    def for_rings(self, most_mbps: float | None) -> str | None:
+        """Where rounds are held back a link is never busy, and cannot be seen to be slow."""
+        if self.rings == "auto" and most_mbps is not None:
+            return _STRONG if bytes_per_s(most_mbps) < SLOW_BYTES_PER_S else _GENTLE
+        return self.rings
 
 
 def _for_edges(given: Any) -> str | None:

@@ -98,22 +98,81 @@ def test_a_limit_that_lets_no_round_through_is_warned_of(caplog):
 def test_who_belongs_to_a_cluster_that_has_left_is_not_waited_for(says_goodbye):
     """One provider of this cluster has heard or seen its end; the partner of another never came
     up."""
-    other = (RingMember("node_0", "", 0), RingMember("node_2", "", 1))
-    third = (RingMember("node_0", "", 0), RingMember("node_3", "", 2))
-    rings = [
-        RingDocument(0, NAMES[:3], MEMBERS, 0),
-        RingDocument(1, NAMES[3:6], other, 0),
-        RingDocument(2, NAMES[6:], third, 0),
-    ]
     told = []
-    some = averager(rings, told.append)
+    some = averager(two_rings(3), told.append)
     link = LinkTo("node_1")
     goodbye = Parcel(RingGone(ring=0, member=1, by=1, after=0))
     for _ in range(2):
         some._inbox.put(Arrived(link, goodbye) if says_goodbye else Lost(link, PeerError("gone")))
         some._take()
     assert told == [1]
-    assert [ring._roll.is_over for ring in some._rings.values()] == [True, True, False]
+    assert [ring.others for ring in some._rings.values()] == [["node_2"], ["node_12"]]
+
+
+def two_rings(clusters):
+    """A provider of cluster 0 is in both; its partners are different providers of each cluster."""
+    return [
+        RingDocument(
+            ring,
+            NAMES[5 * ring : 5 * ring + 5],
+            (
+                RingMember("node_0", "", 0),
+                *(RingMember(f"node_{10 * ring + c}", "", c) for c in range(1, clusters)),
+            ),
+            0,
+        )
+        for ring in range(2)
+    ]
+
+
+@pytest.mark.parametrize("clusters", [2, 3, 4, 5])
+def test_who_is_not_ones_neighbour_is_for_others_to_judge(clusters):
+    """Cluster 2 has left a ring; its member of the other one may live, and be told so by those who
+    have a link to it."""
+    some = averager(two_rings(clusters))
+    some._each(some._connect)
+    for node in some._links:
+        some._up.add(node)
+    some._left(min(2, clusters - 1))
+    assert all(len(ring.others) == clusters - 1 for ring in some._rings.values())
+
+
+@pytest.mark.parametrize("clusters", [2, 3, 5])
+@pytest.mark.parametrize("how", ["given up", "all others lost", "told by its pipeline"])
+def test_a_cluster_that_is_out_of_one_ring_leaves_all(clusters, how):
+    """Otherwise some of its stages would be averaged with others, and some not."""
+    told = []
+    some = averager(two_rings(clusters), told.append)
+    some._each(some._connect)
+    if how == "given up":
+        for giver in range(1, clusters):
+            gone = RingGone(ring=0, member=0, by=giver, after=0)
+            some._inbox.put(Arrived(some._link(f"node_{giver}"), Parcel(gone)))
+            some._take()
+    elif how == "all others lost":
+        for other in range(1, clusters):
+            some._lost(f"node_{other}", "its link is broken")
+    else:
+        some.cluster_left(0)
+    while not some._inbox.empty():
+        some._take()
+    assert all(ring._roll.is_over for ring in some._rings.values())
+    assert told.count(0) >= 1
+    neighbour = some._links["node_11"]
+    goodbyes = [parcel.message for parcel in neighbour.sent]
+    assert RingGone(ring=1, member=0, by=0, after=0) in goodbyes
+
+
+def test_deadlines_are_kept_while_there_is_always_something_to_do():
+    """The others do not answer, and another ring keeps the thread busy."""
+    some = averager(two_rings(2), round_s=1e-9)
+    some._rings[0].due()
+    number = some._rings[0]._round.number
+    for _ in range(2):
+        some._inbox.put(lambda: None)
+    some._take()
+    assert not some._inbox.empty()
+    assert some._rings[0]._round.number > number  # that one was given up
 
 
 ENDLESS = {

@@ -30,6 +30,7 @@ def called(codec):
             apply=lambda outcome: None,
             skipped=lambda ring: None,
             released=lambda ring, last: None,
+            cut_off=lambda: None,
             codec_for=lambda node: None if codec is None else codec_named(codec),
         ),
         round_s=600,
@@ -66,7 +67,7 @@ def test_a_member_of_another_ring_has_no_say():
         place.heard("node_7", begin())
 
 
-@pytest.mark.parametrize("fragments", [(1, 2), (1, 1)])
+@pytest.mark.parametrize("fragments", [(1, 2), (2, 1), (1, 1)])
 def test_clusters_with_different_settings_find_out_at_once(fragments):
     tensors = {"v": torch.randn(6), "w": torch.randn(6)}
     line, places, faults = [], [], []
@@ -86,6 +87,7 @@ def test_clusters_with_different_settings_find_out_at_once(fragments):
             apply=lambda outcome: None,
             skipped=lambda ring: None,
             released=lambda ring, last: None,
+            cut_off=lambda: None,
             codec_for=lambda node: None,
         )
         document = RingDocument(0, ("v", "w"), MEMBERS, member)

@@ -60,19 +60,24 @@ class Averager:
         self._tell_cluster = tell_cluster
         self._up: set[str] = set()
         self._clusters_left: set[int] = set()
+        self._goes_alone = False
+        self._cluster = next(ring.members[ring.place].cluster for ring in rings)
         self._inbox = inbox
         self._links: dict[str, Link] = {}
         self._outbox: deque[tuple[str, Parcel]] = deque()
         mbps = settings.most_mbps
+        codec = compression.for_rings(mbps)
         self._pacer = None if mbps is None else Pacer(mbps * 1e6 / 8)
         self._stopping = False
-        self._packings: defaultdict[str, Packing] = defaultdict(lambda: Packing(compression.rings))
+        self._packings: defaultdict[str, Packing] = defaultdict(lambda: Packing(codec))
         around = Surroundings(
             send=self._send,
             take_snapshot=self._take_snapshot,
             apply=lambda outcome: on_compute_thread(lambda: averaged(outcome)),
             skipped=self._skipped,
             released=lambda ring, last: on_compute_thread(lambda: share.released(ring, last=last)),
+            # Not at once: the ring that says so is in the middle of something.
+            cut_off=lambda: inbox.put(self._go_alone),
             codec_for=lambda node: self._packings[node].codec_for(self._link(node)),
         )
         compresses = compression.rings is not None
@@ -88,9 +93,9 @@ class Averager:
         tensors = self._share.tensors(ring.names)
         parameters = set(self._share.parameter_names(ring.names))
         fragments = fragments_of(tensors, parameters, settings, compresses=compresses)
-        if settings.most_mbps is not None and not compresses:
+        if settings.most_mbps is not None:
             largest = max(4 * sum(fragment.layout.sizes()) for fragment in fragments)
-            _warn_if_too_slow(ring, largest, settings)
+            _warn_if_too_slow(ring, largest, settings, compresses=compresses)
         self._share.add_ring(ring.id, [fragment.layout for fragment in fragments])
         return RingPlace(
             ring,
@@ -155,13 +160,14 @@ class Averager:
         waits = [_LONGEST_WAIT_S, *(max(0.0, at - now) for at in times)]
         if self._outbox and self._pacer is not None:
             waits.append(self._pacer.wait_s(now))
-        try:
-            item = self._inbox.get(timeout=max(min(waits), 1e-4))  # zero would not wait at all
-        except queue.Empty:
-            for ring in self._rings.values():
-                if ring.wake_at is not None and ring.wake_at <= time.monotonic():
-                    ring.tick()
-            return
+        with contextlib.suppress(queue.Empty):
+            self._handle(self._inbox.get(timeout=max(min(waits), 1e-4)))  # zero would not wait
+        now = time.monotonic()
+        for ring in self._rings.values():
+            if ring.wake_at is not None and ring.wake_at <= now:
+                ring.tick()
+
+    def _handle(self, item: LinkEvent | Callable[[], None]) -> None:
         match item:
             case Arrived(link, parcel):
                 try:
@@ -205,17 +211,25 @@ class Averager:
                 self._left(cluster)
 
     def _left(self, cluster: int) -> None:
-        """One of its providers is gone, so the others will say goodbye too, or never come up."""
+        """One of its providers has left, so the others will say goodbye too, or never come up."""
         if cluster in self._clusters_left:
             return
         self._clusters_left.add(cluster)
         self._tell_cluster(cluster)
-        for ring in self._rings.values():
-            for node in ring.others_of(cluster):
-                if node not in self._up:
-                    ring.lost(node, f"cluster {cluster} has left")
-            self._connect(ring)
+        if cluster == self._cluster:
+            self._go_alone()
+            return
+        self._each(self._connect)
         self._say_who_is_needed()
+
+    def _go_alone(self) -> None:
+        """A ring of this cluster is over while it trains on. Then all its providers leave theirs:
+        stages that are averaged and stages that are not make no model."""
+        if not self._goes_alone:
+            self._goes_alone = True
+            logger.warning("this cluster trains on alone: it cannot be averaged with the others")
+            self._tell_cluster(self._cluster)
+            self._each(RingPlace.leave)
 
     def _leave(self) -> None:
         self._stopping = True
@@ -228,13 +242,17 @@ class Averager:
     # ---- links ----
 
     def _connect(self, ring: RingPlace) -> None:
-        """Neighbours change when members are lost."""
+        """Neighbours change when members are lost. Those of a cluster that has left, with whom
+        there never was a connection, will not come."""
         for node in ring.neighbours:
+            if node not in self._up and ring.cluster_named(node) in self._clusters_left:
+                ring.lost(node, f"cluster {ring.cluster_named(node)} has left")
+                return self._connect(ring)
             self._link(node)
 
     def _say_who_is_needed(self) -> None:
         """Nobody waits for a member that is gone from all rings, when its link breaks."""
-        needed = {node for ring in self._rings.values() for node in ring.neighbours}
+        needed = {node for ring in self._rings.values() for node in ring.others}
         for node, link in self._links.items():
             link.set_needed(node in needed)
 
@@ -288,7 +306,9 @@ def _wrapped(error: Exception) -> RunError:
     return wrapped
 
 
-def _warn_if_too_slow(ring: RingDocument, size: int, settings: Averaging) -> None:
+def _warn_if_too_slow(
+    ring: RingDocument, size: int, settings: Averaging, *, compresses: bool
+) -> None:
     """Of a ring whose largest fragment is so large."""
     assert settings.most_mbps is not None
     members = len(ring.members)
@@ -296,13 +316,15 @@ def _warn_if_too_slow(ring: RingDocument, size: int, settings: Averaging) -> Non
     seconds = round_bytes * 8 / (settings.most_mbps * 1e6)
     if seconds > settings.round_s:
         logger.warning(
-            "ring %d: a round sends %.0f MB, which takes %.0f s at %g Mbit/s; rounds are given up "
-            "after round_s=%g. More fragments, compression or a higher most_mbps would help",
+            "ring %d: %s sends %.0f MB, which takes %.0f s at %g Mbit/s; rounds are given up "
+            "after round_s=%g. More time or a higher most_mbps would help%s",
             ring.id,
+            "the last round, which is not compressed," if compresses else "a round",
             round_bytes / 1e6,
             seconds,
             settings.most_mbps,
             settings.round_s,
+            "" if compresses else ", and so would fragments or compression but for the last one",
         )
 
 

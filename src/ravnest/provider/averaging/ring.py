@@ -39,6 +39,8 @@ class Surroundings:
     apply: Callable[[Outcome], None]
     skipped: Callable[[int], None]
     released: Callable[[int, bool], None]
+    cut_off: Callable[[], None]
+    """There are no more rounds here, though the cluster trains on."""
     codec_for: Callable[[str], Codec | None]
     """How chunks to that node are to be compressed."""
 
@@ -88,7 +90,6 @@ class RingPlace:
         """`agreement` is what all members must have in common beside the tensors."""
         self.id = document.id
         self.fragments = fragments
-        self.skips = 0
         self.last: RoundReport | None = None
         self._members = document.members
         self._around = around
@@ -119,6 +120,12 @@ class RingPlace:
     def neighbours(self) -> list[str]:
         return [self._members[place].node for place in sorted(self._roll.neighbours)]
 
+    @property
+    def others(self) -> list[str]:
+        """All who are there, but for this member."""
+        alive = (place for place in self._roll.alive if place != self._roll.me)
+        return [self._members[place].node for place in alive]
+
     def cluster_of(self, place: int) -> int:
         if not 0 <= place < len(self._members):
             raise WireError(f"ring {self.id} has no member {place}")
@@ -128,11 +135,6 @@ class RingPlace:
         """That of a member, if it is one."""
         place = self._places.get(node)
         return None if place is None else self._members[place].cluster
-
-    def others_of(self, cluster: int) -> list[str]:
-        """Members of that cluster, but for this one."""
-        others = (m for place, m in enumerate(self._members) if place != self._roll.me)
-        return [member.node for member in others if member.cluster == cluster]
 
     # ---- events ----
 
@@ -269,6 +271,8 @@ class RingPlace:
                     expected = self._leaves or self._has_met
                     level = logging.INFO if expected else logging.WARNING
                     logger.log(level, "ring %d: no more rounds: %s", self.id, reason)
+                    if not (expected or is_mismatch):
+                        self._around.cut_off()
 
     def _check_start(self, start: Start, current: _Round) -> None:
         """Whether the leader can have made this of what it was told."""
@@ -400,7 +404,6 @@ class RingPlace:
                 for fragment in current.fragments:
                     self.fragments[fragment].failed()
             self._round = None
-        self.skips += 1
         turn = self._turn(number)
         logger.warning("ring %d: round %d is skipped: %s", self.id, turn, reason)
         self._around.skipped(self.id)

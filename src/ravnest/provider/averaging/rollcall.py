@@ -326,8 +326,11 @@ class RollCall:
             if current is None or self._state != "called" or current.call.round != call.round:
                 return []
             return self._begin(call, now)
-        if call.leader != self.leader or call.fragment > self._fragments:
+        if call.leader != self.leader:
             return []  # one of us knows more than the other; it comes again
+        if call.fragment > self._fragments:
+            off = RingCancel(ring=self._ring, round=call.round, reason=_MISMATCH)
+            return [*self._to_neighbours(off), *self._end(_MISMATCH, is_mismatch=True)]
         if call.round > self._last_number + _MOST_MISSED:
             return []
         if call.leader == self._last_leader and call.round <= self._last_number:
