@@ -87,3 +87,18 @@ def test_the_period_of_a_ring_is_divided_by_the_fragments_it_has():
         share.updated(update)
         share.apply()
     assert share.ears.rounds == {0: 10, 1: 40}
+
+
+def test_an_epoch_ends_with_a_round_of_every_fragment():
+    weights = {name: nn.Parameter(torch.zeros(2)) for name in "abcd"}
+    share = Share(Stage(**weights), weights, lambda: None, Rules(None, blocking=False))
+    share.ears = Ears(share)
+    fragments = fragments_of(weights, weights, Averaging(fragments=4), compresses=False)
+    share.add_ring(0, [fragment.layout for fragment in fragments])
+    for epoch in range(1, 3):
+        for update in range(10):
+            share.updated(10 * (epoch - 1) + update + 1)
+        share.epoch_ended()
+        while share.has_news:
+            share.apply()
+        assert share.ears.rounds == {0: 4 * epoch}

@@ -76,6 +76,8 @@ class Rules:
 class _Ring:
     layouts: list[Layout]
     asked: bool = False
+    owed: int = 0
+    """Rounds, one for each fragment, that the end of an epoch asks for."""
     updates: int = 0
     """That had been made at the snapshot of the last round."""
     samples: list[float] = field(default_factory=list)
@@ -152,6 +154,7 @@ class Share:
         for number, ring in self._rings.items():
             # Clusters end their epochs at different times; one of them is enough.
             if not ring.asked and 2 * (self._updates - ring.updates) >= made:
+                ring.owed = len(ring.layouts)
                 self._ask(number, ring)
 
     def _ask(self, number: int, ring: _Ring) -> None:
@@ -279,6 +282,9 @@ class Share:
                 ring.met = outcome.samples
             ring.updates, ring.asked = outcome.updates, False
             self.rounds += 1
+            ring.owed = 0 if outcome.still else max(0, ring.owed - 1)
+            if ring.owed:
+                self._ask(outcome.ring, ring)
         deferred, self._deferred = self._deferred, []
         for call in deferred:
             call()
