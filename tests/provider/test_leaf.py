@@ -136,6 +136,17 @@ def test_labels_in_a_tensor_may_end_before_the_share_does():
         feed.part(part(1, 4), ())
 
 
+def test_a_single_short_batch_of_a_cluster_has_no_place_in_a_tensor():
+    """Others have had 8 rows before it, which the Leaf cannot know."""
+    feed = LabelFeed(torch.arange(10), "labels", Shard(1, 2))
+    feed.part(part(0, 2), ())
+    with pytest.raises(DataError, match=r"single batch.*drop_last=True"):
+        feed.restart()
+    feed = LabelFeed(torch.arange(16), "labels", Shard(1, 2))
+    assert feed.part(part(0, 8), ()).tolist() == list(range(8, 16))
+    feed.restart()
+
+
 def test_an_iterator_goes_on_in_the_next_epoch():
     feed, number = LabelFeed(iter(range(12)), "labels", Shard(1, 2)), 0
     for epoch in ([1, 3], [5, 7], [9, 11]):

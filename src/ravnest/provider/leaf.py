@@ -31,6 +31,8 @@ class LabelFeed:
         """Where the next batch begins; known with the first batch of an epoch."""
         self._skipped_rows = 0
         """Between two batches: those of other clusters."""
+        self._read = 0
+        """Batches of this epoch, from a tensor."""
         self._current: tuple[int, Any] | None = None
         self._comparison = Comparison()
 
@@ -93,6 +95,7 @@ class LabelFeed:
         if stop > len(labels):
             raise self._too_short(of)
         self._row = stop + self._skipped_rows
+        self._read += 1
         return labels[start:stop]
 
     def _too_short(self, of: MicroBatch) -> DataError:
@@ -115,14 +118,27 @@ class LabelFeed:
 
     def restart(self) -> None:
         """The next batch is the first of another epoch."""
+        self._check_place()
         if self._batches is not None and self._batches is not self._source:
             # As the Root's loop does, ask once more: samplers draw from their generator at the end.
             next(self._batches, None)
         self.forget()
 
+    def _check_place(self) -> None:
+        """Where a cluster's only batch is the short one at the end, the others were larger."""
+        if self._read != 1 or not self._share.index or self._row is None:
+            return
+        if self._row < len(self._source):
+            raise DataError(
+                f"this cluster had a single batch in the epoch, and it is smaller than those of "
+                f"other clusters, so its rows in `{self._name}` cannot be told. Give the Leaf the "
+                "same DataLoader as the Root instead of a tensor, or use more data, smaller "
+                "batches or drop_last=True"
+            )
+
     def forget(self) -> None:
         """Begin anew, wherever it was: the Root has broken off its loop."""
-        self._batches, self._row, self._current = None, None, None
+        self._batches, self._row, self._current, self._read = None, None, None, 0
         self._comparison.epoch_ended()
 
 
