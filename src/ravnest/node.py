@@ -400,7 +400,7 @@ class Node:
             return
         with self._interruptible() as runtime:
             self.stages = dict(runtime.order("epoch").metrics)
-        self._numbers.epoch_ended()
+        self._numbers.update_ended()
 
     def synchronize(self) -> None:
         """The end of training with several clusters: wait for the others and average once more.
@@ -411,6 +411,7 @@ class Node:
             self._trained_since_meeting, self._has_met = False, True
             with self._interruptible() as runtime:
                 runtime.order("average")
+            self._numbers.update_ended()
 
     def finish_training(self) -> None:
         """Let the other providers' `train()` return; they go on serving evaluations."""

@@ -57,7 +57,7 @@ class Cluster:
     def order(self, order):
         reply = self.root.order(order)
         if order == "epoch":
-            self.numbers.epoch_ended()
+            self.numbers.update_ended()
         return reply
 
     def state(self):

@@ -18,8 +18,8 @@ def test_the_last_part_of_the_last_batch_closes_an_update():
 def test_the_end_of_an_epoch_ends_an_update_that_had_begun():
     numbers = BatchNumbers(micro_batches=1, update_frequency=3, least_rows=1)
     train(numbers, 8)
-    numbers.epoch_ended()
-    numbers.epoch_ended()
+    numbers.update_ended()
+    numbers.update_ended()
     assert train(numbers, 8) == [(1, 0, 8, 1, False)]
     assert numbers.without_gradients(5).batch == 2
     assert train(numbers, 8) == [(3, 0, 8, 1, False)]

@@ -52,8 +52,8 @@ class BatchNumbers:
         self._batch += 1
         return number
 
-    def epoch_ended(self) -> None:
-        """An update that the end of an epoch cuts short is over."""
+    def update_ended(self) -> None:
+        """An update that the end of an epoch, or of training, cuts short is over."""
         if self._batches_in_update:
             self._close_update()
 
