@@ -2,7 +2,9 @@
 
 import json
 import socket
+from types import SimpleNamespace
 
+import msgspec
 import pytest
 import torch
 from torch import nn
@@ -195,3 +197,25 @@ def test_a_trainer_needs_a_node_and_data(folder):
             Trainer(node=node).evaluate()
     finally:
         node.close()
+
+
+def test_a_mistake_that_was_told_does_not_hide_a_later_failure(folder):
+    """The script has corrected it and gone on; its exit code must still tell of the failure."""
+    node = make(folder, start=True, optimizer="adamw")
+    with pytest.raises(NodeError, match="StepLR"):
+        node.set_lr_scheduler(torch.optim.lr_scheduler.StepLR, {"steps": 3})
+    node.set_lr_scheduler(torch.optim.lr_scheduler.StepLR, {"step_size": 3})
+    node.runtime.abort("something went wrong")
+    assert node.at_exit() == 1
+
+
+def test_every_update_has_a_number_of_its_own(folder):
+    """The last round of all clusters ends an update that was cut short."""
+    node, orders = make(folder, update_frequency=2), []
+    node._runtime = SimpleNamespace(order=orders.append)
+    node.document = msgspec.structs.replace(node.document, ring_size=2)
+    numbers = [of.update for of, *_ in node._numbers.training(1)]
+    node.synchronize()
+    numbers += [of.update for of, *_ in node._numbers.training(1)]
+    assert orders == ["average"]
+    assert numbers == [0, 1]

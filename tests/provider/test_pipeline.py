@@ -14,6 +14,7 @@ from ravnest.errors import DataError, PeerError, RunError
 from ravnest.provider.compute.passes import Precision
 from ravnest.provider.compute.updating import UpdateSettings
 from ravnest.provider.inbox import Stop
+from ravnest.provider.runtime import ProviderRuntime
 from ravnest.stage import structure
 from ravnest.wire import messages
 
@@ -469,6 +470,26 @@ def test_a_provider_does_not_leave_while_its_root_waits_for_other_clusters(tmp_p
         waiting.start()
         waiting.join(0.2)
         assert not outcome
-        leaf.obeyed("flush", 2)
+        leaf.replied(messages.Reply(order="average", number=1))
         waiting.join(10)
         assert outcome == [False]
+
+
+def test_a_provider_that_cannot_average_says_so_and_frees_its_address(tmp_path, monkeypatch):
+    """Making the rings takes memory for what they remember, and may fail."""
+
+    def full(runtime, runner):
+        raise MemoryError("no room for the base")
+
+    batches = words()
+    settings = settings_for(batches, loss_of, SGD)
+    with pipeline(TiedModel(), (batches[0],), tmp_path, settings, stages=2) as cluster:
+        cluster.train(batches[0])
+    with monkeypatch.context() as context:
+        context.setattr(ProviderRuntime, "_make_averager", full)
+        with (
+            pytest.raises(MemoryError),
+            pipeline(TiedModel(), (batches[0],), tmp_path / "b", settings, stages=1),
+        ):
+            pass
+    assert not [t for t in threading.enumerate() if t.name == "ravnest-compute"]

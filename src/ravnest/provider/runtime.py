@@ -113,13 +113,13 @@ class ProviderRuntime:
         try:
             self._network_thread.call(self._connect())
             self.runner = self._make_runner(self)
+            self._averager = self._make_averager(self.runner)
         except BaseException as error:
             self._tell(messages.Failed(node=self.place.node, reason=_text_of(error)))
             self.close(flush_s=1.0)
             raise
         self.runner.next = self._outlet(self.place.next)
         self.runner.previous = self._outlet(self.place.previous)
-        self._averager = self._make_averager(self.runner)
         self._compute.start()
         if self._averager is not None:
             self._averager.start()
@@ -142,9 +142,10 @@ class ProviderRuntime:
             compression=rings.compression,
         )
 
-    def _tell_of_cluster(self, cluster: int) -> None:
+    def _tell_of_cluster(self, cluster: int, source: Link | None = None) -> None:
         for link in self._links.values():
-            link.send(Parcel(messages.ClusterLeft(cluster=cluster)))
+            if link is not source:
+                link.send(Parcel(messages.ClusterLeft(cluster=cluster)))
 
     async def _connect(self) -> None:
         place = self.place
@@ -257,6 +258,8 @@ class ProviderRuntime:
                 link.consumed()
                 if self._averager is not None:
                     self._averager.cluster_left(cluster)
+                else:
+                    self._tell_of_cluster(cluster, link)
             case Arrived(link, parcel):
                 runner.arrived(parcel)
                 link.consumed()
@@ -356,7 +359,7 @@ class ProviderRuntime:
         try:
             return future.result()
         except RavnestError:
-            self.failure_was_raised = True
+            self.failure_was_raised = self.failure is not None
             raise
 
     def ask(self, work: Callable[[], Any]) -> Any:
@@ -411,6 +414,7 @@ class ProviderRuntime:
             self._training_over.set()
 
     def replied(self, reply: messages.Reply) -> None:
+        self._meets_others = False
         with self._changed:
             future = self._waiters.replies.pop((reply.order, reply.number), None)
         if reply.order == "goodbye":

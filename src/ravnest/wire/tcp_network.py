@@ -66,7 +66,12 @@ class TcpNetwork:
             except OSError:  # too many open files, or a caller that is gone already
                 await asyncio.sleep(0.1)
                 continue
-            self._spawn(self._serve(self._stream(connection), handler))
+            try:
+                stream = self._stream(connection)
+            except OSError:  # some systems refuse options of a connection that was reset already
+                connection.close()
+                continue
+            self._spawn(self._serve(stream, handler))
 
     async def _serve(self, stream: "_TcpStream", handler: StreamHandler) -> None:
         try:
