@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from ravnest.provider.batches import doubled, has_rows, rows_of
+from ravnest.provider.proof import tensors_in
 
 Pair = namedtuple("Pair", "x y")
 PER_ROW = [torch.rand(k % 3 + 1) for k in range(8)]
@@ -74,3 +75,14 @@ def test_whether_there_are_rows():
 def test_a_row_twice():
     item = (torch.ones(1, 3), [torch.rand(4)], Pair("x", np.ones(1)), torch.ones(2))
     assert shown(doubled(item)) == [(2, 3), [(4,), (4,)], ["x", (2,)], (2,)]
+
+
+def test_a_field_may_be_called_like_a_method_of_a_dict():
+    batch = Record(values=torch.arange(4), items=torch.ones(4))
+    batch.__dict__.update(batch)
+    assert [t.tolist() for t in tensors_in(batch)] == [[0, 1, 2, 3], [1, 1, 1, 1]]
+    assert rows_of(batch, 4, 1, 3)["values"].tolist() == [1, 2]
+
+
+class Record(dict):
+    """As libraries have them: keys, and attributes of the same names."""

@@ -45,12 +45,18 @@ def _twice(whole: Any) -> Any:
     return np.concatenate((whole, whole)) if isinstance(whole, np.ndarray) else whole + whole
 
 
+def entries(item: Mapping[Any, Any]) -> dict[Any, Any]:
+    """A record may have a field that is called like a method of a dict, `values` or `items`, and
+    then has no such method."""
+    return dict(dict.items(item)) if isinstance(item, dict) else dict(item.items())
+
+
 def _changed(item: Any, rows: int, change: Callable[[Any], Any]) -> Any:
     """The same structure, with `change` applied to everything that has one entry for each row."""
     if isinstance(item, torch.Tensor | np.ndarray):
         return change(item) if item.ndim and item.shape[0] == rows else item
     if isinstance(item, Mapping):
-        return type(item)({key: _changed(v, rows, change) for key, v in item.items()})  # type: ignore[call-arg]
+        return type(item)({key: _changed(v, rows, change) for key, v in entries(item).items()})  # type: ignore[call-arg]
     if isinstance(item, tuple) and hasattr(item, "_fields"):
         return type(item)(*(_changed(value, rows, change) for value in item))
     if isinstance(item, tuple | list):

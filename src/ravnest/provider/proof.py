@@ -20,6 +20,8 @@ from typing import Any, NamedTuple
 import torch
 import xxhash
 
+from ravnest.provider.batches import entries
+
 _MOST_TENSORS = 32
 _DIGEST = (1 << 62) - 2
 """Digests fit a message; their lowest bit is used for something else."""
@@ -132,7 +134,7 @@ def tensors_in(item: Any) -> Iterator[torch.Tensor]:
     if isinstance(item, torch.Tensor):
         yield item
     elif isinstance(item, Mapping):
-        for value in item.values():
+        for value in entries(item).values():
             yield from tensors_in(value)
     elif isinstance(item, Sequence) and not isinstance(item, str | bytes):
         for value in item:
