@@ -227,8 +227,8 @@ def test_a_lost_link_keeps_no_messages(run):
         await a.next(Lost)
         a.link.send(numbered(5, torch.zeros(1000)))
         await asyncio.sleep(0)
-        assert a.link._session.everything_arrived
-        assert not a.link._outbox
+        assert a.link._flow.session.everything_arrived
+        assert not a.link._flow._outbox
         assert not await a.endpoint.close(0.1), "it must not say that everything has arrived"
 
     run(scenario)

@@ -1,0 +1,222 @@
+"""What one link carries: frames and acknowledgements, over whichever stream works at the moment.
+
+    send ──► outbox ──► session ──► write ──► … ──► read ──► session ──► on_arrived
+
+Knows nothing of who the neighbour is, nor how streams come about: a link gives it one after another
+(see link.py), and says when it is over.
+
+`send`, `send_last` and `consumed` may be called from any thread; all else is for the event loop.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from ravnest.errors import WireError
+from ravnest.wire.encoding import Parcel, decode, encode
+from ravnest.wire.framing import Assembler, Frame, Limits, ack_chunk, chunks
+from ravnest.wire.messages import Hello, Refused
+from ravnest.wire.pace import Pace
+from ravnest.wire.session import Session, Window
+from ravnest.wire.streams import ChunkStream
+
+
+@dataclass
+class Traffic:
+    """Counted since the link was made."""
+
+    sent_bytes: int = 0
+    received_bytes: int = 0
+    breaks: int = 0
+
+
+class Flow:
+    """Both directions of one link, across any number of streams."""
+
+    def __init__(
+        self,
+        on_arrived: Callable[[Parcel], None],
+        *,
+        ack_s: float,
+        window: Window | None = None,
+        limits: Limits | None = None,
+    ) -> None:
+        self.traffic = Traffic()
+        self.pace = Pace()
+        self.all_arrived = asyncio.Event()
+        self.all_arrived.set()
+        self._on_arrived = on_arrived
+        self._ack_s = ack_s
+        self._limits = limits or Limits()
+        self._window = window or Window()
+        self.session = Session(self._window)
+        self._loop = asyncio.get_running_loop()
+        self._outbox: deque[Frame] = deque()
+        self._outbox_noticed = False
+        self._unused: deque[int] = deque()  # sizes of frames delivered and not used up
+        self._unused_bytes = 0
+        self._used = 0  # counted by the consumer's thread
+        self._used_known = 0
+        self._work = asyncio.Event()
+        self._ack_now = False
+        self._ack_timer: asyncio.TimerHandle | None = None
+        self._flushed = False
+        self._dropped = False
+        self._over = False
+
+    # ---- from any thread ----
+
+    def send(self, parcel: Parcel) -> None:
+        """Hand a message over; it arrives exactly once, or the link is reported `Lost`.
+
+        The tensors' memory belongs to the link until it has arrived.
+        """
+        self._outbox.append(encode(parcel, sequence=0))
+        if not self._outbox_noticed:
+            self._outbox_noticed = True
+            self._loop.call_soon_threadsafe(self.post)
+
+    def send_last(self, parcel: Parcel) -> None:
+        """Say this instead of whatever is still waiting to be sent."""
+        frame = encode(parcel, sequence=0)
+        self._loop.call_soon_threadsafe(self._post_last, frame)
+
+    def consumed(self) -> None:
+        """The oldest message delivered has been used up; makes room for another one."""
+        self._used += 1
+        if self._unused_bytes * 2 > self._window.bytes or len(self._unused) * 2 > (
+            self._window.frames
+        ):
+            self._loop.call_soon_threadsafe(self._tell_soon)
+
+    # ---- on the event loop ----
+
+    def post(self) -> None:
+        """Take over what was handed in."""
+        self._outbox_noticed = False
+        if self._over:
+            self._drop_everything()
+            return
+        while self._outbox:
+            frame = self._outbox.popleft()
+            self.pace.submitted(others_wait=self.session.has_unsent)
+            number = self.session.next_sequence()
+            self.session.submit(Frame(number, frame.header, frame.body, frame.ready))
+        self.all_arrived.clear()
+        self._work.set()
+
+    def _post_last(self, frame: Frame) -> None:
+        self.post()
+        self.session.drop_unsent()
+        self._outbox.append(frame)
+        self.post()
+
+    def resume(self, received_by_peer: int, *, is_first: bool) -> None:
+        """There is a new stream, whose `read` and `write` are about to begin."""
+        self.session.resume(received_by_peer)
+        self.pace.broke()
+        self.check_all_arrived()
+        self._ack_now = not is_first  # nobody knows what of the last stream has arrived
+
+    async def read(self, stream: ChunkStream) -> None:
+        assembler = Assembler(self._limits)
+        while (chunk := await stream.read(assembler.room)) is not None:
+            self.traffic.received_bytes += len(chunk)
+            ack, frame = assembler.feed(chunk)
+            if ack is not None:
+                self.session.acknowledged(ack)
+                self.pace.arrived(ack.received, self._loop.time())
+                self.check_all_arrived()
+                self._work.set()
+            if frame is not None and self.session.accept(frame.sequence):
+                self._deliver(frame)
+            chunk = frame = None  # not to be kept until the next one comes
+
+    def _deliver(self, frame: Frame) -> None:
+        parcel = decode(frame)
+        if isinstance(parcel.message, Hello | Refused):
+            raise WireError("a greeting in the middle of a stream")
+        self._unused.append(frame.size)
+        self._unused_bytes += frame.size
+        if self._ack_timer is None:
+            self._ack_timer = self._loop.call_later(self._ack_s, self._ack_is_late)
+        self._on_arrived(parcel)
+
+    def _ack_is_late(self) -> None:
+        self._ack_timer = None
+        self._note_used()
+        if self.session.ack_is_due:
+            self._tell_soon()
+
+    def _note_used(self) -> None:
+        while self._used_known < self._used:
+            self._used_known += 1
+            self.session.consume()
+            self._unused_bytes -= self._unused.popleft()
+
+    def _tell_soon(self) -> None:
+        self._ack_now = True
+        self._work.set()
+
+    async def write(self, stream: ChunkStream) -> None:
+        while True:
+            self._note_used()
+            frame = self.session.take()
+            if frame is not None:
+                if frame.ready is not None:
+                    await self._ready(frame.ready)
+                self.pace.departed(frame.sequence, frame.size, self._loop.time())
+                for parts in chunks(frame, self.session.ack()):
+                    self.traffic.sent_bytes += sum(map(len, parts))
+                    await stream.write(parts)
+                    parts = []
+                frame = None  # not to be kept until the next one goes
+                self._ack_now = False
+            elif self._ack_now:
+                self._ack_now = False
+                if self.session.ack_is_due:
+                    await stream.write((ack_chunk(self.session.ack()),))
+            elif self._flushed:
+                await stream.close()
+                return
+            else:
+                self._work.clear()
+                await self._work.wait()
+
+    async def _ready(self, wait: Callable[[], None]) -> None:
+        try:
+            await self._loop.run_in_executor(None, wait)
+        except RuntimeError:  # the interpreter is ending, and starts no threads any more
+            wait()
+
+    # ---- the end ----
+
+    def check_all_arrived(self) -> None:
+        if self.session.everything_arrived and not self._outbox:
+            self.all_arrived.set()
+
+    @property
+    def nothing_lost(self) -> bool:
+        """All that was taken over has arrived."""
+        return self.session.everything_arrived and not self._dropped
+
+    def flush(self) -> None:
+        """Have `write` close the stream as soon as there is nothing more to say."""
+        self._flushed = True
+        self._tell_soon()
+
+    def end(self) -> None:
+        """No stream will come any more."""
+        self._over = True
+        self._drop_everything()
+        if self._ack_timer is not None:
+            self._ack_timer.cancel()
+            self._ack_timer = None
+        self.all_arrived.set()
+
+    def _drop_everything(self) -> None:
+        """A link that is over keeps no messages, and no memory of others with them."""
+        self._dropped = self._dropped or bool(self._outbox) or not self.session.everything_arrived
+        self._outbox.clear()
+        self.session.drop_everything()
