@@ -14,6 +14,7 @@ import torch
 
 from ravnest.errors import WireError
 from ravnest.provider.averaging.share import Outcome, Share
+from ravnest.provider.commands import Commands, Saving
 from ravnest.provider.compression import Compression, Packing, leaving
 from ravnest.provider.compute.copies import Copies
 from ravnest.provider.compute.passes import Pass, StagePasses
@@ -43,15 +44,6 @@ class Outlet(Protocol):
     """Where messages to a neighbour go."""
 
     def send(self, parcel: Parcel) -> None: ...
-
-
-class Saving(Protocol):
-    """Where the trained stage goes."""
-
-    def save(self, token: str) -> None: ...
-    def settle(self) -> None:
-        """Every stage of the cluster has saved: what was saved before is not needed any more."""
-        ...
 
 
 class Observer(Protocol):
@@ -112,14 +104,14 @@ class StageRunner:
         self._tied = tied
         self._observer = observer
         self._leaf = leaf
-        self._saving = saving
         self._norms = norms
         self.share = share
         """What is averaged with other clusters, if there are any."""
         codec = None if compression is None else compression.edges
         self._pack_forward, self._pack_backward = Packing(codec), Packing(codec)
         self._clock = clock
-        self._graph = passes.stage.graph
+        self._graph = graph = passes.stage.graph
+        self._commands = Commands(graph.stage, updater, leaf, share, saving, self.meter, clock)
         self._work: dict[plan.Key, _Work] = {}
 
     # ---- events ----
@@ -417,24 +409,7 @@ class StageRunner:
 
     def _obey(self, command: plan.CommandReady) -> None:
         self.window.paused()
-        metrics: dict[str, float] = {}
-        match command.name:
-            case "epoch":
-                self._updater.epoch_ended()
-                if self.share is not None:
-                    self.share.epoch_ended()
-                if self._leaf is not None:
-                    self._leaf.epoch_ended()
-            case "validation" if self._leaf is not None:
-                metrics = self._leaf.validation_ended()
-            case "reset" if self._leaf is not None:
-                self._leaf.forget()
-            case "average" if self.share is not None:
-                self.share.end()
-            case "save":
-                self._saving.save(command.token)
-            case _:
-                pass
+        metrics = self._commands.obey(command)
         self._observer.obeyed(command.name, command.number)
         order: Any = command.name
         if self.next is not None:
@@ -445,17 +420,8 @@ class StageRunner:
 
     def _reply(self, reply: messages.Reply) -> None:
         """Everybody behind this stage has done what was ordered."""
-        if reply.order == "average" and self.share is not None:
-            # Stages meet their counterparts at the same time, whichever is told first.
-            self.share.when_met(lambda: self._reply_done(reply))
-        else:
-            self._reply_done(reply)
+        self._commands.finish(reply, self._reply_done)
 
     def _reply_done(self, reply: messages.Reply) -> None:
-        if reply.order == "epoch":
-            metrics = {**self.meter.epoch(self._graph.stage, self._clock()), **reply.metrics}
-            reply = msgspec.structs.replace(reply, metrics=metrics)
-        elif reply.order == "save":
-            self._saving.settle()
         self._hand_back(Parcel(reply))
         self._observer.replied(reply)
