@@ -57,6 +57,7 @@ DECIDING = {
     "ravnest.provider.averaging.membership",
     "ravnest.provider.averaging.pacing",
     "ravnest.provider.averaging.rollcall",
+    "ravnest.provider.averaging.wishes",
 }
 NOT_FOR_DECIDING = {"asyncio", "grpc", "socket", "threading", "time", "torch"}
 

@@ -22,7 +22,7 @@ costs the round that was under way and nothing else, since what is applied at th
 difference between the mean and one's own snapshot.
 """
 
-from collections.abc import Iterator, Sequence, Set
+from collections.abc import Sequence, Set
 from dataclasses import dataclass
 from typing import Literal
 
@@ -39,6 +39,7 @@ from ravnest.provider.averaging.instructions import (
     TakeSnapshot,
 )
 from ravnest.provider.averaging.membership import Membership
+from ravnest.provider.averaging.wishes import MISMATCH, Unheard, Wishes, beginning, can_average
 from ravnest.wire.messages import (
     RingBegin,
     RingCall,
@@ -51,8 +52,6 @@ from ravnest.wire.messages import (
 )
 
 Stand = Literal["trains", "waits", "ended"]
-_MISMATCH = "the clusters do not average the same: tensors, fragments, mode or outer differ"
-_MOST_SAMPLES = 1e15
 _MOST_MISSED = 1 << 32
 """Rounds that somebody may have missed. Further on than that nobody can be, and whoever says so is
 not to use up the numbers."""
@@ -91,8 +90,8 @@ class RollCall:
         self._ranks = Membership(members)
         self._due = False
         self._stand: Stand = "trains"
-        self._wishes: dict[int, RingWish] = {}
-        """What members have said last; known to the leader."""
+        self._wishes = Wishes()
+        """Known to the leader."""
         self._state: _State = "idle"
         self._round: _Round | None = None
         self._last_number = 0
@@ -285,9 +284,7 @@ class RollCall:
         if self.leader != self.me:
             return [] if self._next == wish.member else [Send(self._next, wish)]
         if self._ranks.knows(wish.member):
-            known = self._wishes.get(wish.member)
-            if known is None or known.number < wish.number:
-                self._wishes[wish.member] = wish
+            self._wishes.note(wish)
         return self._lead(now)
 
     def _lead(self, now: float) -> list[Instruction]:
@@ -295,15 +292,11 @@ class RollCall:
         alive = self.alive
         if self.leader != self.me or self._state != "idle" or len(alive) < 2:
             return []
-        known = [self._wishes[member] for member in alive if member in self._wishes]
-        settled = max((wish.settled for wish in known), default=0)
-        if any(wish.complete == settled > wish.settled for wish in known):
-            # The leader before was lost while it said so: some have heard it, some have not.
-            return self._say_done(settled, now)
-        stands = {wish.stand for wish in known}
-        still = len(known) == len(alive) and "trains" not in stands
-        if not (still or any(wish.due for wish in known)):
+        reason = self._wishes.call_for(alive)
+        if reason is None:
             return []
+        if isinstance(reason, Unheard):
+            return self._say_done(reason.round, now)
         # No two leaders use the same number, whatever they know of each other's.
         turn = self._last_number // self._members + 1
         number = turn * self._members + self.me
@@ -311,10 +304,10 @@ class RollCall:
             ring=self._ring,
             round=number,
             leader=self.me,
-            fragment=0 if still or self._fragments == 1 else 1 + turn % self._fragments,
+            fragment=0 if reason.still or self._fragments == 1 else 1 + turn % self._fragments,
             shares=(),
-            still=still,
-            last=still and stands == {"ended"},
+            still=reason.still,
+            last=reason.last,
         )
         return self._prepare(call, now)
 
@@ -329,8 +322,8 @@ class RollCall:
         if call.leader != self.leader:
             return []  # one of us knows more than the other; it comes again
         if call.fragment > self._fragments:
-            off = RingCancel(ring=self._ring, round=call.round, reason=_MISMATCH)
-            return [*self._to_neighbours(off), *self._end(_MISMATCH, is_mismatch=True)]
+            off = RingCancel(ring=self._ring, round=call.round, reason=MISMATCH)
+            return [*self._to_neighbours(off), *self._end(MISMATCH, is_mismatch=True)]
         if call.round > self._last_number + _MOST_MISSED:
             return []
         if call.leader == self._last_leader and call.round <= self._last_number:
@@ -353,27 +346,18 @@ class RollCall:
         return [TakeSnapshot(call.round, call.fragment)]
 
     def _begin(self, call: RingCall, now: float) -> list[Instruction]:
-        members = tuple(share.member for share in call.shares)
-        weights = tuple(share.weight for share in call.shares)
-        if list(members) != self.alive or not _usable(weights, len(members)):
-            return self._cancel("not everybody has answered")
-        if len({share.layout for share in call.shares}) > 1:
-            return [*self._cancel(_MISMATCH), *self._end(_MISMATCH, is_mismatch=True)]
-        begin = RingBegin(
-            ring=self._ring,
-            round=call.round,
-            members=members,
-            weights=weights,
-            moments=_all_the_same(share.moments for share in call.shares),
-            changes=_all_the_same(share.base for share in call.shares),
-        )
+        begin = beginning(call, self.alive)
+        if begin == MISMATCH:
+            return [*self._cancel(MISMATCH), *self._end(MISMATCH, is_mismatch=True)]
+        if isinstance(begin, str):
+            return self._cancel(begin)
         return self._begun(begin, now)
 
     def _begun(self, begin: RingBegin, now: float) -> list[Instruction]:
         current = self._round
         if current is None or current.call.round != begin.round or self._state != "called":
             return []
-        if list(begin.members) != self.alive or not _usable(begin.weights, len(begin.members)):
+        if not can_average(begin.members, begin.weights, self.alive):
             return self._cancel("it begins with other members")
         current.was_due = self._due
         self._state, self._due = "running", False
@@ -409,7 +393,7 @@ class RollCall:
 
     def _say_done(self, number: int, now: float) -> list[Instruction]:
         done = RingDone(ring=self._ring, round=number, by=self.me)
-        self._forget_settled(number)
+        self._wishes.forget_settled(number, was_last=self._was_last)
         settled = self._settle(now) if self._complete == number > self._settled else []
         return [Send(self._next, done), *settled]
 
@@ -423,7 +407,7 @@ class RollCall:
         """The round that was complete here last is so everywhere, or needs not be."""
         found: list[Instruction] = []
         self._settled = self._complete
-        self._forget_settled(self._settled)
+        self._wishes.forget_settled(self._settled, was_last=self._was_last)
         free = self._stand == "waits" or (self._stand == "ended" and self._was_last)
         if self._was_still and free:
             found += self._released(met=True)
@@ -436,17 +420,6 @@ class RollCall:
             return [*found, *self._end("nobody else is left")]
         return [*found, *self._lead(now)]
 
-    def _forget_settled(self, number: int) -> None:
-        """What was wished before this round is settled by it; some may have said more since."""
-        for member, wish in list(self._wishes.items()):
-            is_told = wish.complete == number > wish.settled
-            if is_told or max(wish.settled, wish.missed) < number:
-                if wish.stand == "waits" or (wish.stand == "ended" and self._was_last):
-                    del self._wishes[member]
-                else:
-                    settled = number if is_told else wish.settled
-                    self._wishes[member] = replace(wish, due=False, settled=settled)
-
     def _released(self, *, met: bool) -> list[Instruction]:
         last, self._stand = self._stand == "ended", "trains"
         return [Release(last, met)]
@@ -454,8 +427,8 @@ class RollCall:
     def _cancelled(self, cancel: RingCancel, now: float) -> list[Instruction]:
         if self._round is None or self._round.call.round != cancel.round:
             return []
-        if cancel.reason == _MISMATCH:  # which does not pass
-            return [*self._cancel(_MISMATCH), *self._end(_MISMATCH, is_mismatch=True)]
+        if cancel.reason == MISMATCH:  # which does not pass
+            return [*self._cancel(MISMATCH), *self._end(MISMATCH, is_mismatch=True)]
         return [*self._cancel(cancel.reason), *self._wish_again(now), *self._lead(now)]
 
     def _cancel(self, reason: str) -> list[Instruction]:
@@ -491,14 +464,3 @@ class RollCall:
 
     def _to_neighbours(self, message: Message) -> list[Instruction]:
         return [Send(member, message) for member in sorted(self.neighbours)]
-
-
-def _usable(weights: Sequence[float], members: int) -> bool:
-    """Weights are numbers of samples. NaN is no such number."""
-    return len(weights) == members and all(0 <= weight < _MOST_SAMPLES for weight in weights)
-
-
-def _all_the_same(numbers: Iterator[int]) -> bool:
-    """And not 0, which stands for nothing."""
-    found = set(numbers)
-    return len(found) == 1 and found != {0}
