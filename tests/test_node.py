@@ -212,7 +212,7 @@ def test_a_mistake_that_was_told_does_not_hide_a_later_failure(folder):
 def test_every_update_has_a_number_of_its_own(folder):
     """The last round of all clusters ends an update that was cut short."""
     node, orders = make(folder, update_frequency=2), []
-    node._runtime = SimpleNamespace(order=orders.append)
+    node._runtime = SimpleNamespace(user=SimpleNamespace(order=orders.append))
     node.document = msgspec.structs.replace(node.document, ring_size=2)
     numbers = [of.update for of, *_ in node._numbers.training(1)]
     node.synchronize()

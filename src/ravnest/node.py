@@ -240,7 +240,7 @@ class Node:
 
     def _make_runner(self, runtime: ProviderRuntime) -> StageRunner:
         stage = self._package.module(self.device, model=self._model)
-        return build_runner(self._package, stage, self.settings, runtime)
+        return build_runner(self._package, stage, self.settings, runtime.user)
 
     def _batch_done(self, of: messages.MicroBatch, loss: float | None) -> None:
         if self.is_root:
@@ -260,12 +260,12 @@ class Node:
             return
         exits.forget(self)
         try:
-            if runtime.failure is None:
+            if runtime.user.failure is None:
                 if self.is_root:
                     if self._trained_since_meeting:
-                        runtime.order("average")
-                    runtime.order("goodbye")
-                elif not runtime.wait_for_goodbye(self._farewell_s):
+                        runtime.user.order("average")
+                    runtime.user.order("goodbye")
+                elif not runtime.user.wait_for_goodbye(self._farewell_s):
                     logger.warning(
                         "%s: nothing heard from the Root for %g s; leaving",
                         self.name,
@@ -286,15 +286,15 @@ class Node:
         unhandled = None if hasattr(sys, "ps1") else getattr(sys, "last_value", None)
         if unhandled is not None:
             self._abort(f"its script ended with {type(unhandled).__name__}: {unhandled}")
-        known = runtime.failure is not None and runtime.failure_was_raised
+        known = runtime.user.failure is not None and runtime.user.failure_was_raised
         try:
             self.close()
         except (RavnestError, KeyboardInterrupt) as error:
             logger.debug("%s: the end", self.name, exc_info=error)
-        if runtime.failure is None or known:
+        if runtime.user.failure is None or known:
             return 0
         # The script has ended without noticing; its exit code must still tell.
-        logger.error("%s: %s", self.name, runtime.failure)
+        logger.error("%s: %s", self.name, runtime.user.failure)
         return 1
 
     def __enter__(self) -> "Node":
@@ -307,14 +307,14 @@ class Node:
         if error is not None and not leaves:
             self._abort(f"its script ended with {type(error).__name__}: {error}")
         self.close()
-        if error is None and runtime is not None and not runtime.failure_was_raised:
-            runtime.check()
+        if error is None and runtime is not None and not runtime.user.failure_was_raised:
+            runtime.user.check()
 
     def _abort(self, reason: str) -> None:
         """The script itself ends the run, and need not be told."""
-        if self._runtime is not None and self._runtime.failure is None:
+        if self._runtime is not None and self._runtime.user.failure is None:
             self._runtime.abort(reason)
-            self._runtime.failure_was_raised = True
+            self._runtime.user.failure_was_raised = True
 
     def give_up(self, error: BaseException) -> None:
         """End the run for everybody because the script does not go on with it."""
@@ -346,7 +346,7 @@ class Node:
         runtime = self.runtime
         runner = runtime.runner
         assert runner is not None
-        runtime.ask(lambda: runner.set_lr_scheduler(factory, params))
+        runtime.user.ask(lambda: runner.set_lr_scheduler(factory, params))
 
     def check_can_train(self) -> None:
         """An error now rather than with the first batch, if something is missing for training."""
@@ -392,14 +392,14 @@ class Node:
                 message = messages.Forward(
                     of=of, task="train", carried=(), proof=proof if of.part == 0 else ()
                 )
-                runtime.submit(message, self._inputs.rows(values, first, last, rows))
+                runtime.user.submit(message, self._inputs.rows(values, first, last, rows))
 
     def wait_for_backwards(self) -> None:
         """The end of an epoch: wait until every batch has been trained on, everywhere."""
         if not self.is_root:
             return
         with self._interruptible() as runtime:
-            self.stages = dict(runtime.order("epoch").metrics)
+            self.stages = dict(runtime.user.order("epoch").metrics)
         self._numbers.update_ended()
 
     def synchronize(self) -> None:
@@ -410,7 +410,7 @@ class Node:
         if self.is_root and owes and self.document.ring_size > 1:
             self._trained_since_meeting, self._has_met = False, True
             with self._interruptible() as runtime:
-                runtime.order("average")
+                runtime.user.order("average")
             self._numbers.update_ended()
 
     def finish_training(self) -> None:
@@ -418,12 +418,12 @@ class Node:
         if self.is_root:
             self.synchronize()
             with self._interruptible() as runtime:
-                runtime.order("done")
+                runtime.user.order("done")
 
     def serve_until_trained(self) -> None:
         """On a Stem or Leaf: return when the Root says that training is over."""
         with self._interruptible() as runtime:
-            runtime.wait_until_trained()
+            runtime.user.wait_until_trained()
 
     # ---- evaluation, on the Root ----
 
@@ -441,14 +441,14 @@ class Node:
         proof = proof_of(list(values.values()) if item is None else item)
         of = self._numbers.without_gradients(rows)
         with self._interruptible() as runtime:
-            future = runtime.expect_result(of.batch)
-            runtime.submit(messages.Forward(of=of, task=task, carried=(), proof=proof), values)
+            future = runtime.user.expect_result(of.batch)
+            runtime.user.submit(messages.Forward(of=of, task=task, carried=(), proof=proof), values)
             if task == "validate":
                 self._validating.append(future)
                 while len(self._validating) > _RESULTS_UNDER_WAY:
-                    runtime.wait_for(self._validating.popleft())
+                    runtime.user.wait_for(self._validating.popleft())
                 return None
-            answer, tensors_found = runtime.wait_for(future)
+            answer, tensors_found = runtime.user.wait_for(future)
         shape = msgspec.json.decode(answer.structure)
         return structure.rebuild(shape, lambda number: tensors_found[number])
 
@@ -458,7 +458,7 @@ class Node:
             return {}
         with self._interruptible() as runtime:
             self._validating.clear()
-            return dict(runtime.order("validation").metrics)
+            return dict(runtime.user.order("validation").metrics)
 
     # ---- results ----
 
@@ -467,7 +467,7 @@ class Node:
         if self.is_root:
             self.synchronize()
             with self._interruptible() as runtime:
-                runtime.order("save")
+                runtime.user.order("save")
 
     # ---- documented names of things that happen by themselves ----
 
@@ -481,14 +481,14 @@ class Node:
 
     def check_load_forward_buffer(self) -> None:
         """Look after what has arrived; the compute thread does so all the time."""
-        self.runtime.check()
+        self.runtime.user.check()
 
     def reset(self) -> None:
         """Forget losses and validation results that nobody has asked for; weights stay."""
-        self.runtime.check()
+        self.runtime.user.check()
         if self.is_root:
             with self._interruptible() as runtime:
-                runtime.order("reset")
+                runtime.user.order("reset")
         self._validating.clear()
         self.stages = {}
         for _ in self.finished_batches():

@@ -120,7 +120,7 @@ def test_a_script_that_is_busy_when_the_run_fails_ends_with_an_error(run_script)
         if node.is_root:
             node.forward_compute(next(iter(loader()))[0])
             raise ValueError("cannot go on")
-        while node.runtime.failure is None:
+        while node.runtime.user.failure is None:
             time.sleep(0.01)
     """)
     assert codes == {"node_0": 1, "node_1": 1}, printed

@@ -52,10 +52,10 @@ class Cluster:
         for of, first, last in self.numbers.training(rows):
             proof = proof_of(inputs if item is None else item) if of.part == 0 else ()
             message = messages.Forward(of=of, task="train", carried=(), proof=proof)
-            self.root.submit(message, self.inputs.rows(values, first, last, rows))
+            self.root.user.submit(message, self.inputs.rows(values, first, last, rows))
 
     def order(self, order):
-        reply = self.root.order(order)
+        reply = self.root.user.order(order)
         if order == "epoch":
             self.numbers.update_ended()
         return reply
@@ -65,7 +65,7 @@ class Cluster:
         found = {}
         for runtime in self.runtimes:
             stage = runtime.runner._passes.stage
-            tensors = runtime.ask(
+            tensors = runtime.user.ask(
                 lambda stage=stage: {n: t.detach().clone() for n, t in stage.tensors().items()}
             )
             for spec in stage.graph.tensors:
@@ -108,7 +108,7 @@ def build(
     def make(k):
         def runner(runtime):
             stage = packages[k].module(model=model)
-            return build_runner(packages[k], stage, settings(k), runtime)
+            return build_runner(packages[k], stage, settings(k), runtime.user)
 
         place = Place(
             run="run",

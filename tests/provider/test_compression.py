@@ -136,9 +136,9 @@ def test_predictions_are_those_of_the_model_whatever_the_codec(tmp_path):
     with pipeline(model, (data[0],), tmp_path, given, stages=3) as cluster:
         values, rows = cluster.inputs.bind((data[0],), {}, "eval")
         of = cluster.numbers.without_gradients(rows)
-        future = cluster.root.expect_result(of.batch)
+        future = cluster.root.user.expect_result(of.batch)
         message = messages.Forward(of=of, task="predict", carried=(), proof=())
-        cluster.root.submit(message, values)
+        cluster.root.user.submit(message, values)
         (found,) = future.result(20)[1]
     with torch.no_grad():
         torch.testing.assert_close(found, model.eval()(data[0]))

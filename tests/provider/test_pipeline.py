@@ -350,16 +350,16 @@ def fails_for_all(cluster, message):
         train()
     for runtime in cluster.runtimes:
         with pytest.raises(RunError, match=message):
-            runtime.wait_until_trained()
+            runtime.user.wait_until_trained()
 
 
 def test_other_data_on_the_leaf_is_an_error_for_everybody(tmp_path):
     labels = list(reversed(words()))
     with broken_pipeline(tmp_path, labels) as cluster:
         fails_for_all(cluster, "not on the same batch")
-        assert isinstance(cluster.runtimes[-1].failure, DataError)
-        assert isinstance(cluster.root.failure, PeerError)
-        assert "node_2" in str(cluster.root.failure)
+        assert isinstance(cluster.runtimes[-1].user.failure, DataError)
+        assert isinstance(cluster.root.user.failure, PeerError)
+        assert "node_2" in str(cluster.root.user.failure)
 
 
 def test_too_few_labels_are_an_error(tmp_path):
@@ -386,12 +386,12 @@ def test_a_provider_that_dies_is_named_by_the_others(tmp_path, victim):
         dead._inbox.put(Stop())
         for number, runtime in enumerate(cluster.runtimes):
             if number != victim:
-                waiting = threading.Thread(target=runtime._training_over.wait)
+                waiting = threading.Thread(target=runtime.user.training_over.wait)
                 waiting.start()
                 waiting.join(20)
                 assert not waiting.is_alive()
-                assert isinstance(runtime.failure, PeerError)
-                assert f"node_{victim}" in str(runtime.failure)
+                assert isinstance(runtime.user.failure, PeerError)
+                assert f"node_{victim}" in str(runtime.user.failure)
 
 
 def test_validation_and_prediction_go_through_the_split_model(tmp_path):
@@ -412,8 +412,8 @@ def test_validation_and_prediction_go_through_the_split_model(tmp_path):
             of = messages.MicroBatch(
                 batch=number, part=0, parts=1, rows=6, batch_rows=6, update=0, closes_update=False
             )
-            future = cluster.root.expect_result(number)
-            cluster.root.submit(
+            future = cluster.root.user.expect_result(number)
+            cluster.root.user.submit(
                 messages.Forward(of=of, task="validate", carried=(), proof=()), {0: x}
             )
             future.result(10)
@@ -422,8 +422,10 @@ def test_validation_and_prediction_go_through_the_split_model(tmp_path):
         of = messages.MicroBatch(
             batch=9, part=0, parts=1, rows=6, batch_rows=6, update=0, closes_update=False
         )
-        future = cluster.root.expect_result(9)
-        cluster.root.submit(messages.Forward(of=of, task="predict", carried=()), {0: batches[0]})
+        future = cluster.root.user.expect_result(9)
+        cluster.root.user.submit(
+            messages.Forward(of=of, task="predict", carried=()), {0: batches[0]}
+        )
         answer, tensors = future.result(10)
         found = structure.rebuild(msgspec.json.decode(answer.structure), lambda n: tensors[n])
         with torch.no_grad():
@@ -463,14 +465,14 @@ def test_a_provider_does_not_leave_while_its_root_waits_for_other_clusters(tmp_p
     settings = settings_for(batches, loss_of, SGD)
     with pipeline(TiedModel(), (batches[0],), tmp_path, settings, stages=2) as cluster:
         leaf = cluster.runtimes[-1]
-        assert not leaf.wait_for_goodbye(0.01)
-        leaf.obeyed("average", 1)
+        assert not leaf.user.wait_for_goodbye(0.01)
+        leaf.user.obeyed("average", 1)
         outcome = []
-        waiting = threading.Thread(target=lambda: outcome.append(leaf.wait_for_goodbye(0.01)))
+        waiting = threading.Thread(target=lambda: outcome.append(leaf.user.wait_for_goodbye(0.01)))
         waiting.start()
         waiting.join(0.2)
         assert not outcome
-        leaf.replied(messages.Reply(order="average", number=1))
+        leaf.user.replied(messages.Reply(order="average", number=1))
         waiting.join(10)
         assert outcome == [False]
 

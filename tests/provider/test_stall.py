@@ -58,15 +58,15 @@ def test_a_stage_that_is_stuck_is_given_up_by_the_others(tmp_path):
             cluster.order("epoch")
         # The one that is stuck learns of it although its compute thread cannot be told.
         deadline = time.monotonic() + 10
-        while cluster.runtimes[1].failure is None and time.monotonic() < deadline:
+        while cluster.runtimes[1].user.failure is None and time.monotonic() < deadline:
             time.sleep(0.01)
-        assert "node_0 failed" in str(cluster.runtimes[1].failure)
+        assert "node_0 failed" in str(cluster.runtimes[1].user.failure)
         stuck.set()
 
 
 def test_a_provider_may_wait_for_the_goodbye_without_end():
     place = Place(run="run", node="node_1", listen="", previous=None, next=None)
     runtime = ProviderRuntime(place, MemoryNetwork, lambda runtime: None)
-    goodbye = threading.Timer(0.1, runtime.replied, [Reply(order="goodbye")])
+    goodbye = threading.Timer(0.1, runtime.user.replied, [Reply(order="goodbye")])
     goodbye.start()
-    assert runtime.wait_for_goodbye(math.inf)
+    assert runtime.user.wait_for_goodbye(math.inf)

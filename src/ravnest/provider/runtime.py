@@ -1,6 +1,6 @@
-"""One provider at work: its threads, its links, and what the user's thread may ask of it.
+"""One provider at work: its threads, its links, and what becomes of it when something fails.
 
-    user's thread      posts micro-batches and commands, waits for what comes of them
+    user's thread      posts micro-batches and commands, waits for what comes of them (waiters.py)
     compute thread     owns the weights; takes from the inbox, does what the schedule says
     network thread     owns the sockets
 
@@ -12,13 +12,9 @@ import logging
 import queue
 import threading
 import time
-import uuid
 from collections.abc import Callable
-from concurrent.futures import Future
 from dataclasses import replace
-from typing import Any, TypeVar
-
-import torch
+from typing import Any
 
 from ravnest.errors import PeerError, RavnestError, RunError
 from ravnest.provider.averaging.averager import Averager, RingInbox
@@ -26,7 +22,7 @@ from ravnest.provider.inbox import Asked, Inbox, Ordered, Stop, Submitted
 from ravnest.provider.place import Place, Rings
 from ravnest.provider.runner import StageRunner
 from ravnest.provider.stall import StallWatch
-from ravnest.provider.waiters import Outputs, Waiters, answer
+from ravnest.provider.waiters import UserSide
 from ravnest.wire import messages
 from ravnest.wire.encoding import Parcel
 from ravnest.wire.endpoint import Endpoint, NetworkThread
@@ -35,7 +31,6 @@ from ravnest.wire.peers import Patience, Peer
 from ravnest.wire.streams import Network
 
 logger = logging.getLogger("ravnest")
-T = TypeVar("T")
 _STALL_REPORT_S = 60.0
 _LAST_WORDS_S = 2.0
 """How long a provider that has failed tries to say so."""
@@ -68,35 +63,24 @@ class ProviderRuntime:
         network_thread: NetworkThread | None = None,
     ) -> None:
         self.place = place
-        self.failure: RavnestError | None = None
-        self.failure_was_raised = False
-        """Whether the user's thread has been told of it."""
         self._make_network = network
         self._make_runner = make_runner
         self._patience = patience or Patience()
-        self._queue_limit = queue_limit
-        self._on_batch = on_batch
         self._rings = rings
         self._ring_peers = {} if rings is None else rings.peers(place.node)
         self._ring_inbox: RingInbox = queue.SimpleQueue()  # members may call before it is read
         self._averager: Averager | None = None
         self._inbox = Inbox()
+        self.user = UserSide(
+            self._inbox, is_first=place.is_first, queue_limit=queue_limit, on_batch=on_batch
+        )
         self._shared_thread = network_thread
         self._network_thread = network_thread or NetworkThread()
         self._compute = threading.Thread(target=self._serve, name="ravnest-compute", daemon=True)
         self._endpoint: Endpoint | None = None
         self._links: dict[str, Link] = {}
-        self._changed = threading.Condition()
-        self._queued = 0
-        self._waiters = Waiters()
-        self._number = 0
-        self._told_goodbye = threading.Event()
-        self._training_over = threading.Event()
         self._ended = threading.Event()
-        self._meets_others = False
-        """The last thing that the Root has ordered is to wait for the other clusters."""
         self.runner: StageRunner | None = None
-        self.last_heard = time.monotonic()
         self.unheard_s = _LAST_STEP_S
         """How long the compute thread may take to hear that the run has failed."""
         self.watch_for_stalls(_STALL_REPORT_S, self._patience.stall_s)
@@ -184,7 +168,7 @@ class ProviderRuntime:
             self._compute.join(self.unheard_s)
         try:
             if self._endpoint is not None:
-                flush = min(flush_s, _LAST_WORDS_S) if self.failure else flush_s
+                flush = min(flush_s, _LAST_WORDS_S) if self.user.failure else flush_s
                 self._network_thread.call(self._endpoint.close(flush), within_s=flush + 10)
         finally:
             if self._shared_thread is None:
@@ -201,10 +185,10 @@ class ProviderRuntime:
             while True:
                 # What has arrived may be more urgent than what there is to do: look first.
                 while (item := self._inbox.take()) is not None:
-                    if isinstance(item, Stop) or self.failure is not None:
+                    if isinstance(item, Stop) or self.user.failure is not None:
                         return
                     self._handle(item, runner)
-                if self.failure is not None:
+                if self.user.failure is not None:
                     return
                 if runner.work():
                     # The neighbours have had that time, and perhaps got work only at its end.
@@ -232,9 +216,8 @@ class ProviderRuntime:
         if count := runner.schedule.in_flight:
             batches = "1 micro-batch" if count == 1 else f"{count} micro-batches"
             return f"the gradients of {batches} from {self.place.next}"
-        with self._changed:
-            orders = [order for order, _ in self._waiters.replies if order != "average"]
-            results = len(self._waiters.results)
+        orders, results = self.user.unanswered()
+        orders = [order for order in orders if order != "average"]
         if orders and self.place.next is not None:
             return f"{self.place.next} to carry out {orders[0]!r}"
         if results and self.place.next is not None:
@@ -242,8 +225,8 @@ class ProviderRuntime:
         return None
 
     def _handle(self, item: Any, runner: StageRunner) -> None:
-        self.last_heard = time.monotonic()
-        self._stall.heard(self.last_heard)
+        self.user.last_heard = now = time.monotonic()
+        self._stall.heard(now)
         match item:
             case Submitted(message, values):
                 runner.submit(message, values)
@@ -266,7 +249,7 @@ class ProviderRuntime:
             case Up(link):
                 logger.info("%s: connected to %s", self.place.node, link.peer)
             case Lost(_, error):
-                if not self._told_goodbye.is_set():
+                if not self.user.told_goodbye.is_set():
                     raise error
                 logger.debug("%s left", error)
 
@@ -285,8 +268,8 @@ class ProviderRuntime:
                 loop.call_later(self.unheard_s, self._end_unheard, event)
 
     def _end_unheard(self, event: LinkEvent) -> None:
-        over = self._told_goodbye.is_set() or self._ended.is_set()
-        if self.failure is not None or over or not self._compute.is_alive():
+        over = self.user.told_goodbye.is_set() or self._ended.is_set()
+        if self.user.failure is not None or over or not self._compute.is_alive():
             return
         match event:
             case Arrived(link, Parcel(messages.Failed() as failed)):
@@ -296,13 +279,7 @@ class ProviderRuntime:
 
     def _fail(self, error: RavnestError, *, tell: bool = True) -> None:
         """The end, for whoever waits here first: nothing that follows may keep it from them."""
-        with self._changed:
-            self.failure = self.failure or error
-            waiters, self._waiters = self._waiters, Waiters()
-            self._changed.notify_all()
-        self._training_over.set()
-        self._told_goodbye.set()
-        waiters.fail(error)
+        self.user.fail(error)
         if self._averager is not None:
             self._averager.leave()
         if tell:
@@ -319,111 +296,7 @@ class ProviderRuntime:
         self._fail(PeerError(f"{failed.node} failed: {failed.reason}"), tell=False)
         self._tell(failed, source)
 
-    def check(self) -> None:
-        """Raise what went wrong, if something did."""
-        if self.failure is not None:
-            self.failure_was_raised = True
-            raise self.failure
-
-    # ---- the user's thread ----
-
-    def submit(self, message: messages.Forward, values: dict[int, Any]) -> None:
-        """Hand over a micro-batch; waits while too many stand in line."""
-        with self._changed:
-            self._changed.wait_for(lambda: self._queued < self._queue_limit or self.failure)
-            self.check()
-            self._queued += 1
-        self._inbox.put(Submitted(message, values))
-
-    def expect_result(self, batch: int) -> "Future[Outputs]":
-        future: Future[Outputs] = Future()
-        with self._changed:
-            self.check()
-            self._waiters.results[batch] = future
-        return future
-
-    def order(self, order: messages.Order) -> messages.Reply:
-        """Have everybody carry out a command after all that was submitted, and wait for it."""
-        future: Future[messages.Reply] = Future()
-        with self._changed:
-            self.check()
-            self._number += 1
-            number = self._number
-            self._waiters.replies[order, number] = future
-        token = uuid.uuid4().hex if order == "save" else ""
-        self._inbox.put(Ordered(messages.Command(order=order, number=number, token=token)))
-        return self.wait_for(future)
-
-    def wait_for(self, future: "Future[T]") -> T:
-        """What was asked for, or the error that has ended the run."""
-        try:
-            return future.result()
-        except RavnestError:
-            self.failure_was_raised = self.failure is not None
-            raise
-
-    def ask(self, work: Callable[[], Any]) -> Any:
-        """Run something on the compute thread and wait for what it returns."""
-        future: Future[Any] = Future()
-        with self._changed:
-            self.check()
-            self._waiters.asked.add(future)
-        self._inbox.put(Asked(lambda: answer(future, work)))
-        try:
-            return self.wait_for(future)
-        finally:
-            with self._changed:
-                self._waiters.asked.discard(future)
-
-    def wait_until_trained(self) -> None:
-        """Serve until the Root says that training is over."""
-        self._training_over.wait()
-        self.check()
-
-    def wait_for_goodbye(self, silence_s: float) -> bool:
-        """Serve until the Root has said goodbye; False if nothing is heard for so long."""
-        while not self._told_goodbye.is_set():
-            left = self.last_heard + silence_s - time.monotonic()
-            if self._meets_others:  # which has a time limit of its own
-                left = silence_s
-            if left <= 0:
-                return False
-            self._told_goodbye.wait(min(left, threading.TIMEOUT_MAX))
-        return True
-
     def abort(self, reason: str) -> None:
         """This provider gives up: tell the others, and whoever waits here."""
-        if self.failure is None and not self._ended.is_set():
+        if self.user.failure is None and not self._ended.is_set():
             self._fail(RunError(reason))
-
-    # ---- told by the runner, on the compute thread ----
-
-    def forwarded(self, of: messages.MicroBatch) -> None:
-        if self.place.is_first:
-            with self._changed:
-                self._queued -= 1
-                self._changed.notify_all()
-
-    def batch_done(self, of: messages.MicroBatch, loss: float | None) -> None:
-        if self._on_batch is not None:
-            self._on_batch(of, loss)
-
-    def obeyed(self, order: str, number: int) -> None:
-        self._meets_others = order == "average"
-        if order in ("done", "goodbye"):
-            self._training_over.set()
-
-    def replied(self, reply: messages.Reply) -> None:
-        self._meets_others = False
-        with self._changed:
-            future = self._waiters.replies.pop((reply.order, reply.number), None)
-        if reply.order == "goodbye":
-            self._told_goodbye.set()
-        if future is not None:
-            future.set_result(reply)
-
-    def result(self, message: messages.Result, tensors: tuple[torch.Tensor, ...]) -> None:
-        with self._changed:
-            future = self._waiters.results.pop(message.batch, None)
-        if future is not None:
-            future.set_result((message, tensors))

@@ -155,8 +155,8 @@ def predict(cluster, batch):
 
     values, rows = cluster.inputs.bind((batch,), {}, "eval")
     of = cluster.numbers.without_gradients(rows)
-    future = cluster.root.expect_result(of.batch)
-    cluster.root.submit(messages.Forward(of=of, task="predict", carried=(), proof=()), values)
+    future = cluster.root.user.expect_result(of.batch)
+    cluster.root.user.submit(messages.Forward(of=of, task="predict", carried=(), proof=()), values)
     return future.result(20)[1][0]
 
 
@@ -266,7 +266,7 @@ def test_optimizer_state_is_averaged_if_asked_for(tmp_path):
             for runtime in cluster.runtimes:
                 share = runtime.runner.share
                 for name in share._parameters:
-                    found |= runtime.ask(lambda s=share, n=name: s._moments([n]))
+                    found |= runtime.user.ask(lambda s=share, n=name: s._moments([n]))
             moments.append(found)
     assert len(moments[0]) == 2 * len(list(model.parameters()))
     assert_same_bytes(moments)
@@ -352,7 +352,7 @@ def test_weights_that_are_not_finite_end_their_cluster_and_not_the_others(tmp_pa
             if c == 1:
                 share = poisoned.runner.share
                 master = next(iter(share._parameters.values()))
-                poisoned.ask(lambda: master.data.fill_(float("nan")))
+                poisoned.user.ask(lambda: master.data.fill_(float("nan")))
             for batch in data[c]:
                 cluster.train(batch)
             cluster.order("epoch")
