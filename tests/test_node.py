@@ -206,13 +206,13 @@ def test_a_mistake_that_was_told_does_not_hide_a_later_failure(folder):
         node.set_lr_scheduler(torch.optim.lr_scheduler.StepLR, {"steps": 3})
     node.set_lr_scheduler(torch.optim.lr_scheduler.StepLR, {"step_size": 3})
     node.runtime.abort("something went wrong")
-    assert node.at_exit() == 1
+    assert node._lifetime.at_exit() == 1
 
 
 def test_every_update_has_a_number_of_its_own(folder):
     """The last round of all clusters ends an update that was cut short."""
     node, orders = make(folder, update_frequency=2), []
-    node._runtime = SimpleNamespace(user=SimpleNamespace(order=orders.append))
+    node._lifetime._runtime = SimpleNamespace(user=SimpleNamespace(order=orders.append))
     node.document = msgspec.structs.replace(node.document, ring_size=2)
     numbers = [of.update for of, *_ in node._numbers.training(1)]
     node.synchronize()

@@ -7,7 +7,7 @@ from typing import Protocol
 
 
 class Exiting(Protocol):
-    """A node, as far as its end is concerned."""
+    """A provider, as far as its end is concerned."""
 
     @property
     def is_root(self) -> bool: ...

@@ -5,9 +5,7 @@ a Stem or Leaf serves in the background whatever the script does, until the Root
 """
 
 import contextlib
-import logging
 import os
-import sys
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
@@ -19,8 +17,7 @@ import msgspec
 import torch
 from torch import nn
 
-from ravnest import exits, lifeline
-from ravnest.errors import NodeError, RavnestError
+from ravnest.errors import NodeError
 from ravnest.provider.assembly import StageSettings, build_runner
 from ravnest.provider.averaging.settings import Averaging
 from ravnest.provider.averaging.share import Rules
@@ -30,6 +27,7 @@ from ravnest.provider.compute.updating import UpdateSettings
 from ravnest.provider.document import read_document
 from ravnest.provider.inputs import BatchInputs
 from ravnest.provider.leaf import LeafSettings, Metric
+from ravnest.provider.lifetime import Lifetime
 from ravnest.provider.numbering import BatchNumbers
 from ravnest.provider.options import (
     at_least_two,
@@ -58,7 +56,6 @@ from ravnest.wire.networks import network_for
 from ravnest.wire.peers import Patience
 from ravnest.wire.security import TlsFiles
 
-logger = logging.getLogger("ravnest")
 _RESULTS_UNDER_WAY = 16
 _FINISHED_KEPT = 1 << 16
 """A loop of the user's own may never ask for them."""
@@ -129,7 +126,7 @@ class Node:
         share = Shard(self.cluster_id, self.document.ring_size) if several else WHOLE
         packing = Compression.of(compression)
         self.criterion = criterion
-        self._farewell_s = seconds("farewell_s", farewell_s)
+        farewell_s = seconds("farewell_s", farewell_s)
         self._model = model
         self._package = load_package(Path(self.document.template_path))
         if self._package.manifest.plan_id != self.document.plan_id:
@@ -181,7 +178,13 @@ class Node:
         self.stages: dict[str, float] = {}
         """How the stages spent the last epoch: busy/<stage>, staleness/<stage>."""
         self._finished: deque[FinishedBatch] = deque(maxlen=_FINISHED_KEPT)
-        self._runtime: ProviderRuntime | None = None
+        self._lifetime = Lifetime(
+            self.name,
+            self._make_runtime,
+            is_root=self.is_root,
+            farewell_s=farewell_s,
+            owes_round=lambda: self._trained_since_meeting,
+        )
         if start:
             self.start()
 
@@ -207,10 +210,31 @@ class Node:
 
     def start(self) -> None:
         """Load the stage, listen, and call the neighbours; returns at once."""
-        if self._runtime is not None:
-            return
+        self._lifetime.start()
+
+    def close(self) -> None:
+        """The end of this provider's part. A Root says goodbye to the others; the others serve
+        until it has."""
+        self._lifetime.close()
+
+    def __enter__(self) -> "Node":
+        self.start()
+        return self
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        self._lifetime.leave_block(error)
+
+    def give_up(self, error: BaseException) -> None:
+        """End the run for everybody because the script does not go on with it."""
+        self._lifetime.give_up(error)
+
+    @property
+    def runtime(self) -> ProviderRuntime:
+        return self._lifetime.runtime
+
+    def _make_runtime(self) -> ProviderRuntime:
         document = self.document
-        self._runtime = ProviderRuntime(
+        return ProviderRuntime(
             Place(
                 run=document.plan_id,
                 node=self.name,
@@ -225,14 +249,6 @@ class Node:
             on_batch=self._batch_done,
             rings=Rings(document.rings, self.averaging, self.settings.compression),
         )
-        try:
-            self._runtime.start()
-        except BaseException:
-            self._runtime = None
-            raise
-        exits.close_at_exit(self)
-        runtime = self._runtime
-        lifeline.watch(lambda: runtime.abort("whoever started it is gone"))
 
     def _averaging_rules(self, reduce_factor: int | None) -> Rules:
         every = None if reduce_factor is None else positive("reduce_factor", reduce_factor)
@@ -251,90 +267,6 @@ class Node:
         with contextlib.suppress(IndexError):
             while True:
                 yield self._finished.popleft()
-
-    def close(self) -> None:
-        """The end of this provider's part. A Root says goodbye to the others; the others serve
-        until it has."""
-        runtime, self._runtime = self._runtime, None
-        if runtime is None:
-            return
-        exits.forget(self)
-        try:
-            if runtime.user.failure is None:
-                if self.is_root:
-                    if self._trained_since_meeting:
-                        runtime.user.order("average")
-                    runtime.user.order("goodbye")
-                elif not runtime.user.wait_for_goodbye(self._farewell_s):
-                    logger.warning(
-                        "%s: nothing heard from the Root for %g s; leaving",
-                        self.name,
-                        self._farewell_s,
-                    )
-        except KeyboardInterrupt:
-            runtime.abort("interrupted")
-            raise
-        finally:
-            runtime.close()
-
-    def at_exit(self) -> int:
-        """The interpreter ends, and nobody has closed this node; returns the exit code to have, or
-        0 to leave it as it is."""
-        runtime = self._runtime
-        if runtime is None:
-            return 0
-        unhandled = None if hasattr(sys, "ps1") else getattr(sys, "last_value", None)
-        if unhandled is not None:
-            self._abort(f"its script ended with {type(unhandled).__name__}: {unhandled}")
-        known = runtime.user.failure is not None and runtime.user.failure_was_raised
-        try:
-            self.close()
-        except (RavnestError, KeyboardInterrupt) as error:
-            logger.debug("%s: the end", self.name, exc_info=error)
-        if runtime.user.failure is None or known:
-            return 0
-        # The script has ended without noticing; its exit code must still tell.
-        logger.error("%s: %s", self.name, runtime.user.failure)
-        return 1
-
-    def __enter__(self) -> "Node":
-        self.start()
-        return self
-
-    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        runtime = self._runtime
-        leaves = isinstance(error, SystemExit) and not error.code
-        if error is not None and not leaves:
-            self._abort(f"its script ended with {type(error).__name__}: {error}")
-        self.close()
-        if error is None and runtime is not None and not runtime.user.failure_was_raised:
-            runtime.user.check()
-
-    def _abort(self, reason: str) -> None:
-        """The script itself ends the run, and need not be told."""
-        if self._runtime is not None and self._runtime.user.failure is None:
-            self._runtime.abort(reason)
-            self._runtime.user.failure_was_raised = True
-
-    def give_up(self, error: BaseException) -> None:
-        """End the run for everybody because the script does not go on with it."""
-        self._abort(f"its script ended with {type(error).__name__}: {error}")
-
-    @property
-    def runtime(self) -> ProviderRuntime:
-        if self._runtime is None:
-            raise NodeError(f"{self.name} has been closed, or was never started")
-        return self._runtime
-
-    @contextlib.contextmanager
-    def _interruptible(self) -> Iterator[ProviderRuntime]:
-        """Ctrl-C while waiting ends the run for everybody."""
-        runtime = self.runtime
-        try:
-            yield runtime
-        except KeyboardInterrupt:
-            self._abort("interrupted")
-            raise
 
     @property
     def input_names(self) -> tuple[str, ...]:
@@ -387,19 +319,19 @@ class Node:
         values, rows = self._inputs.bind(tensors, kwargs, "train")
         proof = proof_of(list(values.values()) if proof_of_item is None else proof_of_item)
         self._trained_since_meeting = self.document.ring_size > 1
-        with self._interruptible() as runtime:
+        with self._lifetime.interruptible() as user:
             for of, first, last in self._numbers.training(rows):
                 message = messages.Forward(
                     of=of, task="train", carried=(), proof=proof if of.part == 0 else ()
                 )
-                runtime.user.submit(message, self._inputs.rows(values, first, last, rows))
+                user.submit(message, self._inputs.rows(values, first, last, rows))
 
     def wait_for_backwards(self) -> None:
         """The end of an epoch: wait until every batch has been trained on, everywhere."""
         if not self.is_root:
             return
-        with self._interruptible() as runtime:
-            self.stages = dict(runtime.user.order("epoch").metrics)
+        with self._lifetime.interruptible() as user:
+            self.stages = dict(user.order("epoch").metrics)
         self._numbers.update_ended()
 
     def synchronize(self) -> None:
@@ -409,21 +341,21 @@ class Node:
         owes = self._trained_since_meeting or not self._has_met
         if self.is_root and owes and self.document.ring_size > 1:
             self._trained_since_meeting, self._has_met = False, True
-            with self._interruptible() as runtime:
-                runtime.user.order("average")
+            with self._lifetime.interruptible() as user:
+                user.order("average")
             self._numbers.update_ended()
 
     def finish_training(self) -> None:
         """Let the other providers' `train()` return; they go on serving evaluations."""
         if self.is_root:
             self.synchronize()
-            with self._interruptible() as runtime:
-                runtime.user.order("done")
+            with self._lifetime.interruptible() as user:
+                user.order("done")
 
     def serve_until_trained(self) -> None:
         """On a Stem or Leaf: return when the Root says that training is over."""
-        with self._interruptible() as runtime:
-            runtime.user.wait_until_trained()
+        with self._lifetime.interruptible() as user:
+            user.wait_until_trained()
 
     # ---- evaluation, on the Root ----
 
@@ -440,15 +372,15 @@ class Node:
         values, rows = self._inputs.bind(tensors, kwargs, "eval")
         proof = proof_of(list(values.values()) if item is None else item)
         of = self._numbers.without_gradients(rows)
-        with self._interruptible() as runtime:
-            future = runtime.user.expect_result(of.batch)
-            runtime.user.submit(messages.Forward(of=of, task=task, carried=(), proof=proof), values)
+        with self._lifetime.interruptible() as user:
+            future = user.expect_result(of.batch)
+            user.submit(messages.Forward(of=of, task=task, carried=(), proof=proof), values)
             if task == "validate":
                 self._validating.append(future)
                 while len(self._validating) > _RESULTS_UNDER_WAY:
-                    runtime.user.wait_for(self._validating.popleft())
+                    user.wait_for(self._validating.popleft())
                 return None
-            answer, tensors_found = runtime.user.wait_for(future)
+            answer, tensors_found = user.wait_for(future)
         shape = msgspec.json.decode(answer.structure)
         return structure.rebuild(shape, lambda number: tensors_found[number])
 
@@ -456,9 +388,9 @@ class Node:
         """What the Leaf found over all batches given since the last time."""
         if not self.is_root:
             return {}
-        with self._interruptible() as runtime:
+        with self._lifetime.interruptible() as user:
             self._validating.clear()
-            return dict(runtime.user.order("validation").metrics)
+            return dict(user.order("validation").metrics)
 
     # ---- results ----
 
@@ -466,8 +398,8 @@ class Node:
         """Have every provider of the cluster save its trained stage."""
         if self.is_root:
             self.synchronize()
-            with self._interruptible() as runtime:
-                runtime.user.order("save")
+            with self._lifetime.interruptible() as user:
+                user.order("save")
 
     # ---- documented names of things that happen by themselves ----
 
@@ -487,8 +419,8 @@ class Node:
         """Forget losses and validation results that nobody has asked for; weights stay."""
         self.runtime.user.check()
         if self.is_root:
-            with self._interruptible() as runtime:
-                runtime.user.order("reset")
+            with self._lifetime.interruptible() as user:
+                user.order("reset")
         self._validating.clear()
         self.stages = {}
         for _ in self.finished_batches():
