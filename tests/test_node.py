@@ -2,6 +2,7 @@
 
 import json
 import socket
+import threading
 from types import SimpleNamespace
 
 import msgspec
@@ -147,8 +148,7 @@ def test_a_validation_that_was_broken_off_can_be_forgotten(folder, tmp_path, mon
 
 def test_one_provider_trains_validates_and_predicts(folder, tmp_path, monkeypatch):
     """Root and Leaf at once, in this process; leaves no thread behind."""
-    import threading
-
+    before = set(threading.enumerate())
     monkeypatch.chdir(tmp_path)
     items = [{"x": X, "mask": MASK, "labels": torch.tensor([0, 1, 2, 0, 1, 2])}] * 5
     node = make(
@@ -169,7 +169,8 @@ def test_one_provider_trains_validates_and_predicts(folder, tmp_path, monkeypatc
         assert found.shape == (2, 3)
     assert len((tmp_path / "losses.txt").read_text().splitlines()) == 15
     assert len((tmp_path / "val_accuracies.txt").read_text().splitlines()) == 3
-    assert not [t for t in threading.enumerate() if t.name.startswith("ravnest")]
+    left = set(threading.enumerate()) - before
+    assert not [thread for thread in left if thread.name.startswith("ravnest")]
     with pytest.raises(NodeError, match="has been closed"):
         node.forward_compute((X, MASK))
 

@@ -60,7 +60,7 @@ class Member:
             self.share,
             settings or Averaging(mode="blocking"),
             inbox,
-            reach=lambda node: self._thread.call(endpoint.reach(node)),
+            reach=lambda node, met: self._thread.call(endpoint.reach(node, has_been_there=met)),
             on_compute_thread=self._calls.put,
             averaged=self.share.averaged,
             fail=self._fail,

@@ -485,13 +485,15 @@ def test_a_provider_that_cannot_average_says_so_and_frees_its_address(tmp_path, 
 
     batches = words()
     settings = settings_for(batches, loss_of, SGD)
-    with pipeline(TiedModel(), (batches[0],), tmp_path, settings, stages=2) as cluster:
-        cluster.train(batches[0])
-    with monkeypatch.context() as context:
-        context.setattr(ProviderRuntime, "_make_averager", full)
-        with (
-            pytest.raises(MemoryError),
-            pipeline(TiedModel(), (batches[0],), tmp_path / "b", settings, stages=1),
-        ):
-            pass
-    assert not [t for t in threading.enumerate() if t.name == "ravnest-compute"]
+    closed = []
+    close = ProviderRuntime.close
+    monkeypatch.setattr(ProviderRuntime, "_make_averager", full)
+    monkeypatch.setattr(
+        ProviderRuntime, "close", lambda self, flush_s: (closed.append(self), close(self, flush_s))
+    )
+    with (
+        pytest.raises(MemoryError),
+        pipeline(TiedModel(), (batches[0],), tmp_path, settings, stages=1),
+    ):
+        pass
+    assert len(closed) == 1

@@ -118,7 +118,9 @@ class ProviderRuntime:
             runner.share,
             rings.settings,
             self._ring_inbox,
-            reach=lambda node: self._network_thread.call(endpoint.reach(node)),
+            reach=lambda node, met: self._network_thread.call(
+                endpoint.reach(node, has_been_there=met)
+            ),
             on_compute_thread=lambda work: self._inbox.put(Asked(work)),
             averaged=runner.averaged,
             fail=self._fail,

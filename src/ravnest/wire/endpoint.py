@@ -74,17 +74,19 @@ class Endpoint:
         self._welcome_patience = patience
         self._all_up_by = time.monotonic() + patience.connect_s
 
-    async def reach(self, node: str) -> Link:
-        """The link to one who is welcome. Of two, the one whose name comes first dials."""
+    async def reach(self, node: str, *, has_been_there: bool = False) -> Link:
+        """The link to one who is welcome. Of two, the one whose name comes first dials. Who has
+        been there is not waited for as at the start."""
         link = self._links.get(node)
         if link is None:
             # Who is needed late in the run should be there, or is not coming any more.
             patience = self._welcome_patience
             left_s = max(patience.resume_s, self._all_up_by - time.monotonic())
+            left_s = patience.resume_s if has_been_there else left_s
             patience = replace(patience, connect_s=min(left_s, patience.connect_s))
             link = self._link(self._welcome[node], patience)
             if self._me.node < node:
-                link.dial(self._network)
+                link.dial(self._network, has_been_there=has_been_there)
             else:
                 link.await_dial()
         return link

@@ -103,6 +103,7 @@ class Link:
         )
         self._needed = True
         self._closing = False
+        self._has_been_there = False
 
     # ---- from any thread ----
 
@@ -120,8 +121,10 @@ class Link:
     def _left(self) -> PeerError:
         return PeerError(f"{self.peer} has left")
 
-    def dial(self, network: Network) -> None:
-        """Be the side that opens streams."""
+    def dial(self, network: Network, *, has_been_there: bool = False) -> None:
+        """Be the side that opens streams. Where one has been there before, it tells something that
+        nobody listens there now."""
+        self._has_been_there = has_been_there
         self._deadline.set(self._patience.connect_s, "it was never reached")
         self._runner = asyncio.ensure_future(self._dial_again_and_again(network))
 
@@ -163,7 +166,8 @@ class Link:
             try:
                 stream = await network.dial(self.peer.address)
             except StreamError as broken:
-                if broken.nobody_there and self._state is _State.BROKEN:
+                was_there = self._has_been_there or self._state is _State.BROKEN
+                if broken.nobody_there and was_there:
                     self._deadline.sooner(self._patience.nobody_s, str(broken))
                 await asyncio.sleep(pause)
                 pause = min(2 * pause, 1.0)

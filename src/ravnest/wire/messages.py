@@ -178,6 +178,15 @@ class RingWish(_Typed, frozen=True, kw_only=True):
     """It wants a round."""
     stand: Literal["trains", "waits", "ended"]
     """It stands still until the next round, or until the last one."""
+    waited_long: bool = False
+    """For others who do not; they are to be given up."""
+
+
+class RingWho(_Typed, frozen=True, kw_only=True):
+    """From the leader: say directly how you stand."""
+
+    ring: Count
+    by: Count
 
 
 class RingShare(_Typed, frozen=True, kw_only=True):
@@ -253,6 +262,8 @@ class RingGone(_Typed, frozen=True, kw_only=True):
     by: Count
     after: Count
     """The last round in which it has done all that others need of it."""
+    is_late: bool = False
+    """It may live, but the others have waited for it as long as they may."""
 
 
 class RingChunk(_Typed, frozen=True, kw_only=True):
@@ -270,7 +281,15 @@ class RingChunk(_Typed, frozen=True, kw_only=True):
 
 
 RingMessage = (
-    RingWish | RingCall | RingBegin | RingGot | RingDone | RingCancel | RingGone | RingChunk
+    RingWish
+    | RingWho
+    | RingCall
+    | RingBegin
+    | RingGot
+    | RingDone
+    | RingCancel
+    | RingGone
+    | RingChunk
 )
 
 

@@ -416,6 +416,14 @@ def test_statistics_that_turn_into_nan_end_their_cluster():
     assert "not finite" in fragment.fault_in(fragment.layout.gather(stats))
 
 
+def test_statistics_that_turn_infinite_end_their_cluster():
+    stats = {"weight": torch.ones(3), "variance": torch.ones(2)}
+    fragment = Fragment(Layout.of(stats, ["weight"]))
+    assert not fragment.fault_in(fragment.layout.gather(stats))
+    stats["variance"][1] = float("inf")
+    assert "an infinity in buffers" in fragment.fault_in(fragment.layout.gather(stats))
+
+
 def test_training_may_go_on_after_a_meeting(tmp_path):
     torch.manual_seed(0)
     model = TiedModel()
@@ -446,7 +454,9 @@ def test_a_snapshot_waits_for_the_outcome_of_the_round_before():
     layout = Layout.of(weights, {"w"})
     share.add_ring(0, [layout])
     change = Vectors(torch.tensor([1.0]), torch.empty(0, dtype=torch.float64))
-    share.averaged(Outcome(0, (0,), ((layout, change),), (), False, 0.0, 0))
+    share.averaged(
+        Outcome(0, (0,), ((layout, change),), (layout.rest_of(change),), (), False, 0.0, 0)
+    )
     taken = []
     share.when_up_to_date(lambda: taken.append(share.snapshot(0, (0,)).vectors[0].single.item()))
     assert taken == []
@@ -478,7 +488,8 @@ def test_moments_keep_what_they_have_learnt_while_their_mean_was_made():
     change = torch.tensor([-0.75, 0.25, 0.5, -0.02])  # of exp_avg, then of exp_avg_sq
     unchanged = (layout, Vectors(torch.zeros(2), nothing))
     outcome = ((moments, Vectors(change, nothing)),)
-    share.averaged(Outcome(0, (0,), (unchanged,), outcome, False, 0.0, 0))
+    rest = (layout.rest_of(unchanged[1]),)
+    share.averaged(Outcome(0, (0,), (unchanged,), rest, outcome, False, 0.0, 0))
     share.apply()
     assert state["exp_avg"].tolist() == [-0.25, -0.25]
     assert state["exp_avg_sq"].tolist() == [0.75, 0.0]  # a variance does not become negative

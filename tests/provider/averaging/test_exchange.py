@@ -63,9 +63,13 @@ def play(members, weights, *, still, chunk_bytes=64, seed=0, parameters=PARAMETE
         exchanges.append(
             Exchange(3, 1, mine, everybody, weights, k, still=still, chunk_bytes=chunk_bytes)
         )
+    rest = [layout.rest_of(vectors) for vectors in found]
     exchanged(exchanges, seed)
-    for mine, vectors in zip(held, found, strict=True):
-        (layout.write if still else layout.apply)(vectors, mine)
+    for mine, vectors, before in zip(held, found, rest, strict=True):
+        if still:
+            layout.write(vectors, mine)
+        else:
+            layout.apply(vectors, before, mine)
     return held
 
 
@@ -124,19 +128,45 @@ def test_not_a_number_and_infinity_reach_everybody():
         assert vectors.single[3] == float("inf")
 
 
-def test_statistics_take_the_mean_and_parameters_keep_what_they_learnt_meanwhile():
+def test_parameters_and_statistics_keep_what_they_have_learnt_meanwhile():
     held = [
-        {"w": torch.tensor([1.0]), "var": torch.tensor([4.0])},
-        {"w": torch.tensor([3.0]), "var": torch.tensor([2.0])},
+        {
+            "w": torch.tensor([1.0]),
+            "mean": torch.tensor([1.0]),
+            "var": torch.tensor([4.0, 1.0]),
+            "count": torch.tensor(10),
+            "seen": torch.tensor([True, False]),
+            "byte": torch.tensor([250], dtype=torch.uint8),
+            "mask": torch.tensor([0.0, -torch.inf]),
+        },
+        {
+            "w": torch.tensor([3.0]),
+            "mean": torch.tensor([3.0]),
+            "var": torch.tensor([1.0, 1.0]),
+            "count": torch.tensor(15),
+            "seen": torch.tensor([True, True]),
+            "byte": torch.tensor([255], dtype=torch.uint8),
+            "mask": torch.tensor([0.0, -torch.inf]),
+        },
     ]
     layout = Layout.of(held[0], {"w"})
     found = [tracks(layout, each) for each in held]
+    before = layout.rest_of(found[0][0])
     exchanged([Exchange(0, 1, mine, (0, 1), [1, 1], k) for k, (_, mine) in enumerate(found)])
-    held[0]["w"] += 0.5
-    held[0]["var"] *= 0.1
-    layout.apply(found[0][0], held[0])
-    assert held[0]["w"].item() == 2.5
-    assert held[0]["var"].item() == 3.0
+    mine = held[0]
+    mine["w"] += 0.5
+    mine["mean"] += 2.0
+    mine["var"] *= 0.25
+    mine["count"] += 7
+    mine["byte"] += 4
+    layout.apply(found[0][0], before, mine)
+    assert mine["w"].item() == 2.5
+    assert mine["mean"].item() == 4.0
+    assert mine["var"].tolist() == [0.0, 0.25]  # 1 - 1.5 would be no variance
+    assert mine["count"].item() == 20  # 12.5 + 7, rounded to the even one
+    assert mine["seen"].tolist() in ([True, False], [True, True])
+    assert mine["byte"].item() == 255
+    assert mine["mask"].tolist() == [0.0, -torch.inf]
 
 
 class Run:
@@ -178,8 +208,10 @@ class Run:
             )  # fmt: skip
         self.sent = exchanged(exchanges)
         for k in self.members:
-            apply = self.layout.write if still else self.layout.apply
-            apply(found[k], self.values[k])
+            if still:
+                self.layout.write(found[k], self.values[k])
+            else:
+                self.layout.apply(found[k], self.layout.rest_of(found[k]), self.values[k])
             self.fragments[k].completed(number, self.members, changes=changes)
 
     def mean(self):

@@ -35,6 +35,8 @@ class Ring:
         self.ended = set()
         self.deaths = self.dice.choice([0, 0, 1, 1, 2])
         self.cuts = self.dice.choice([0, 0, 1]) if self.size > 2 else 0
+        self.stragglers, self.frozen = set(), set()
+        """Who never finishes; and of those, who does not answer either."""
 
     @property
     def alive(self):
@@ -59,18 +61,25 @@ class Ring:
     def possible(self):
         """What may happen next, as calls."""
         for (source, to), waiting in self.links.items():
-            if waiting and to not in self.dead and frozenset((source, to)) not in self.cut:
+            reached = to not in self.dead | self.frozen
+            if waiting and reached and frozenset((source, to)) not in self.cut:
                 yield from [(self.deliver, source, to)] * 3
         yield from ((self.snapshot, *item) for item in self.snapshots if item[0] not in self.dead)
         for member, start in self.exchanging.items():
             if self.began[start.round, start.members] == set(start.members):
                 yield self.complete, member, start
         for member in self.alive:
-            if member not in self.ended:
+            if member not in self.ended | self.frozen and (
+                self.rounds_wanted[member] or member not in self.stragglers
+            ):
                 yield (self.want if self.rounds_wanted[member] else self.end), member
             if member in self.released and member not in self.left:
                 yield self.leave, member
-        yield from ((self.notice, *item) for item in self.to_notice if item[0] not in self.dead)
+        yield from (
+            (self.notice, *item)
+            for item in self.to_notice
+            if item[0] not in self.dead | self.frozen
+        )
 
     def deliver(self, source, to):
         message = self.links[source, to].pop(0)
@@ -132,12 +141,17 @@ class Ring:
         """Nothing can happen before somebody gives up a round."""
         times = [self.members[k].wake_at for k in self.alive]
         times = [at for at in times if at is not None]
-        assert times, "everybody waits for ever"
+        waiting = [k for k in self.alive if k in self.ended - self.released]
+        assert times or (self.stragglers and waiting), "everybody waits for ever"
         self.waits += 1
-        assert self.waits < 6, "rounds are given up again and again"
-        self.now = max(self.now, min(times))
+        assert self.waits < 6 + 6 * len(self.stragglers), "rounds are given up again and again"
+        self.now = max(self.now, min(times, default=self.now))
         for member in self.alive:
-            self.obey(member, self.members[member].tick(self.now))
+            if member not in self.frozen:
+                self.obey(member, self.members[member].tick(self.now))
+        if self.stragglers:
+            for member in waiting:
+                self.obey(member, self.members[member].waited_long(self.now))
 
     def run(self):
         for _ in range(5000):
@@ -148,7 +162,7 @@ class Ring:
             elif possible := list(self.possible()):
                 act, *arguments = self.dice.choice(possible)
                 act(*arguments)
-            elif set(self.alive) <= self.released:
+            elif set(self.alive) - self.stragglers <= self.released:
                 return
             else:
                 self.pass_time()
@@ -165,3 +179,23 @@ def test_nobody_waits_for_ever_and_all_end_with_the_same(first):
             raise AssertionError(f"seed {seed}: {error}") from error
         if not ring.cut and len(ring.alive) > 1:
             assert len({ring.last_round.get(k) for k in ring.alive}) == 1, f"seed {seed}"
+
+
+@pytest.mark.parametrize("first", range(0, 2000, 250))
+def test_those_who_have_come_make_the_last_round_without_the_others(first):
+    for seed in range(first, first + 250):
+        ring = Ring(seed)
+        ring.deaths = ring.cuts = 0
+        count = ring.dice.randrange(1, ring.size)
+        ring.stragglers = set(ring.dice.sample(range(ring.size), count))
+        ring.frozen = {k for k in ring.stragglers if ring.dice.random() < 0.5}
+        for member in ring.frozen:
+            ring.rounds_wanted[member] = 0
+        try:
+            ring.run()
+        except AssertionError as error:
+            raise AssertionError(f"seed {seed}: {error}") from error
+        came = set(range(ring.size)) - ring.stragglers
+        if len(came) > 1:
+            assert len({ring.last_round.get(k) for k in came}) == 1, f"seed {seed}"
+            assert ring.last_round.get(min(came)) is not None, f"seed {seed}"

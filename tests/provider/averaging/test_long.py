@@ -55,7 +55,7 @@ class Member:
             self.share,
             Averaging(mode="blocking", fragments=2, outer=outer),
             inbox,
-            reach=lambda node: thread.call(self.endpoint.reach(node)),
+            reach=lambda node, met: thread.call(self.endpoint.reach(node, has_been_there=met)),
             on_compute_thread=self.calls.put,
             averaged=self.share.averaged,
             fail=self.errors.append,

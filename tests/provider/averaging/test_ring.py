@@ -11,7 +11,7 @@ from ravnest.provider.averaging.share import Facts, Snapshot
 from ravnest.provider.document import RingDocument, RingMember
 from ravnest.wire.codecs import codec_named
 from ravnest.wire.encoding import Parcel
-from ravnest.wire.messages import RingBegin, RingCall, RingCancel
+from ravnest.wire.messages import RingBegin, RingCall, RingCancel, RingChunk
 
 MEMBERS = (RingMember("node_0", "", 0), RingMember("node_1", "", 1))
 
@@ -107,3 +107,19 @@ def test_clusters_with_different_settings_find_out_at_once(fragments):
             faults.append(str(error))
     assert len(faults) == 2
     assert all("mode or outer differ" in fault for fault in faults)
+
+
+def chunk(values, **other):
+    usual = {"vector": 0, "is_mean": True, "segment": 0, "chunk": 0, "passed": 1}
+    return Parcel(RingChunk(ring=0, round=1, **{**usual, **other}), (values,))
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_a_mean_that_is_not_finite_is_not_applied(value):
+    place, sent = called(None)
+    place.heard("node_0", begin())
+    bad = torch.full((3,), value)
+    place.heard("node_0", chunk(bad, is_mean=False, segment=0, passed=1))
+    place.heard("node_0", chunk(torch.ones(3), segment=1, passed=1))
+    assert place.last is None
+    assert any(isinstance(m, RingCancel) and "not finite" in m.reason for m in sent)

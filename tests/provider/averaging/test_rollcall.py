@@ -407,3 +407,23 @@ def test_one_that_leaves_after_a_round_does_not_spoil_it_for_the_others(seed):
     world.run(100)
     assert set(world.released) == {0, 1, 2, 3}
     assert not world.skipped
+
+
+def test_a_round_is_given_up_when_nothing_comes_and_not_for_its_length():
+    call = RollCall(0, 1, 2, round_s=ROUND_S)
+    share = RingShare(member=0, weight=1.0, layout=1, moments=0, base=0)
+    asked = RingCall(ring=0, round=2, leader=0, fragment=0, shares=(share,), still=True, last=True)
+    call.ended(0.0)
+    call.heard(asked, 0, 0.0)
+    call.snapshot_taken(RingShare(member=1, weight=1.0, layout=1, moments=0, base=0), 0.0)
+    begin = RingBegin(
+        ring=0, round=2, members=(0, 1), weights=(1.0, 1.0), moments=False, changes=False
+    )
+    call.heard(begin, 0, 0.0)
+    for chunk in range(1, 50):
+        now = 0.9 * ROUND_S * chunk
+        assert call.tick(now) == []
+        call.progressed(now)
+    assert call.completed(now) == []  # the leader has to say so
+    assert call.tick(1.9 * now) == []  # others may need as long again
+    assert any(isinstance(each, Skip) for each in call.tick(2.1 * now))

@@ -32,11 +32,12 @@ def averaged_state(shape, state, difference=4.0):
     layout = Layout.of(weights, weights)
     share.add_ring(0, [layout])
     facts, snapshot = share.facts(0, (0,)), share.snapshot(0, (0,))
+    rest = (layout.rest_of(snapshot.vectors[0]),)
     for vector in snapshot.moments[0]:
         vector.fill_(difference)
     parts = ((layout, snapshot.vectors[0]),)
     moments = ((facts.moments[0], snapshot.moments[0]),)
-    share.averaged(Outcome(0, (0,), parts, moments, still=False, samples=1.0, updates=1))
+    share.averaged(Outcome(0, (0,), parts, rest, moments, still=False, samples=1.0, updates=1))
     share.apply()
     return {kind: float(torch.as_tensor(value).sum()) for kind, value in state.items()}
 
@@ -71,7 +72,7 @@ class Ears:
 
     def due(self, ring):
         self.rounds[ring] += 1
-        self.share.averaged(Outcome(ring, (), (), (), False, 0.0, self.share._updates))
+        self.share.averaged(Outcome(ring, (), (), (), (), False, 0.0, self.share._updates))
 
 
 def test_the_period_of_a_ring_is_divided_by_the_fragments_it_has():

@@ -17,6 +17,8 @@ from collections import defaultdict, deque
 from collections.abc import Callable, Sequence
 
 from ravnest.errors import RavnestError, RunError, WireError
+from ravnest.plan import bytes_per_s
+from ravnest.provider.averaging.exchange import CHUNK_BYTES
 from ravnest.provider.averaging.fragments import fragments_of
 from ravnest.provider.averaging.pacing import Pacer
 from ravnest.provider.averaging.ring import RingPlace, RoundReport, Surroundings
@@ -46,7 +48,7 @@ class Averager:
         settings: Averaging,
         inbox: RingInbox,
         *,
-        reach: Callable[[str], Link],
+        reach: Callable[[str, bool], Link],
         on_compute_thread: Callable[[Callable[[], None]], None],
         averaged: Callable[[Outcome], None],
         fail: Callable[[RavnestError], None],
@@ -95,7 +97,7 @@ class Averager:
         fragments = fragments_of(tensors, parameters, settings, compresses=compresses)
         if settings.most_mbps is not None:
             largest = max(4 * sum(fragment.layout.sizes()) for fragment in fragments)
-            _warn_if_too_slow(ring, largest, settings, compresses=compresses)
+            _warn_if_too_slow(ring, min(largest // len(ring.members), CHUNK_BYTES), settings)
         self._share.add_ring(ring.id, [fragment.layout for fragment in fragments])
         return RingPlace(
             ring,
@@ -258,7 +260,8 @@ class Averager:
 
     def _link(self, node: str) -> Link:
         if node not in self._links:
-            self._links[node] = self._reach(node)
+            met = any(ring.last is not None and ring.has(node) for ring in self._rings.values())
+            self._links[node] = self._reach(node, met)
         return self._links[node]
 
     def _send(self, node: str, parcel: Parcel) -> None:
@@ -306,25 +309,19 @@ def _wrapped(error: Exception) -> RunError:
     return wrapped
 
 
-def _warn_if_too_slow(
-    ring: RingDocument, size: int, settings: Averaging, *, compresses: bool
-) -> None:
-    """Of a ring whose largest fragment is so large."""
+def _warn_if_too_slow(ring: RingDocument, chunk_bytes: int, settings: Averaging) -> None:
+    """If the members after this one would give up waiting for a chunk."""
     assert settings.most_mbps is not None
-    members = len(ring.members)
-    round_bytes = 2 * (members - 1) / members * size
-    seconds = round_bytes * 8 / (settings.most_mbps * 1e6)
+    seconds = chunk_bytes / bytes_per_s(settings.most_mbps)
     if seconds > settings.round_s:
         logger.warning(
-            "ring %d: %s sends %.0f MB, which takes %.0f s at %g Mbit/s; rounds are given up "
-            "after round_s=%g. More time or a higher most_mbps would help%s",
+            "ring %d: a chunk of %.2g MB takes %.0f s at %g Mbit/s; rounds in which nothing comes "
+            "for round_s=%g are given up. A higher most_mbps would help, or a longer round_s",
             ring.id,
-            "the last round, which is not compressed," if compresses else "a round",
-            round_bytes / 1e6,
+            chunk_bytes / 1e6,
             seconds,
             settings.most_mbps,
             settings.round_s,
-            "" if compresses else ", and so would fragments or compression but for the last one",
         )
 
 

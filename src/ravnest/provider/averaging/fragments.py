@@ -64,8 +64,9 @@ class Fragment:
     residual: Vectors | None = None
     """What compression has left out so far of what this member was to send."""
     momenta: list[Momentum] = field(default_factory=list)
-    _may_be_nan: bool | None = None
-    """Some models keep NaN in a buffer from the beginning; None before the first look."""
+    _may_be: tuple[bool, bool] | None = None
+    """Some models keep NaN, or infinities (masks), in a buffer from the beginning; None before the
+    first look."""
 
     @classmethod
     def starting_from(
@@ -100,12 +101,16 @@ class Fragment:
                 f"there are weights that are not finite (NaN or infinite) among {names[0]!r} and "
                 "those after it"
             )
-        # Buffers may well be infinite: masks are.
-        has_nan = any(bool(vector[trained:].isnan().any()) for vector, trained in split)
-        if self._may_be_nan is None:
-            self._may_be_nan = has_nan
-        if has_nan and not self._may_be_nan:
-            return f"there is NaN in buffers among {names[count]!r} and those after it"
+        rest = [vector[trained:] for vector, trained in split]
+        has_nan = any(bool(vector.isnan().any()) for vector in rest)
+        has_infinities = any(bool(vector.isinf().any()) for vector in rest)
+        if self._may_be is None:
+            self._may_be = has_nan, has_infinities
+        for has, may, what in zip(
+            (has_nan, has_infinities), self._may_be, ("NaN", "an infinity"), strict=True
+        ):
+            if has and not may:
+                return f"there is {what} in buffers among {names[count]!r} and those after it"
         return ""
 
     def completed(self, number: int, members: Sequence[int], *, changes: bool) -> None:

@@ -9,10 +9,11 @@ from ravnest.wire.messages import (
     RingDone,
     RingGone,
     RingGot,
+    RingWho,
     RingWish,
 )
 
-Message = RingWish | RingCall | RingBegin | RingGot | RingDone | RingCancel | RingGone
+Message = RingWish | RingWho | RingCall | RingBegin | RingGot | RingDone | RingCancel | RingGone
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,13 +19,15 @@ from ravnest.provider.averaging.instructions import (
 )
 from ravnest.provider.averaging.rollcall import RollCall
 from ravnest.provider.averaging.share import Facts, Outcome, Snapshot
-from ravnest.provider.averaging.vectors import numbered
+from ravnest.provider.averaging.vectors import Layout, Vectors, numbered
 from ravnest.provider.document import RingDocument
 from ravnest.wire.codecs import Codec
 from ravnest.wire.encoding import Parcel
 from ravnest.wire.messages import RingChunk, RingMessage, RingShare
 
 logger = logging.getLogger("ravnest.averaging")
+_ASKED_S = 60.0
+"""How long a leader that is asked to go on without stragglers may take."""
 
 
 @dataclass(frozen=True)
@@ -69,6 +71,8 @@ class _Round:
     snapshot: Snapshot | None = None
     start: Start | None = None
     exchange: Exchange | None = None
+    rest: tuple[Vectors, ...] = ()
+    """What belongs to no parameter, as it was in the snapshot."""
     early: list[tuple[str, Parcel]] = field(default_factory=list)
     """Chunks that came before the snapshot was there."""
 
@@ -96,6 +100,7 @@ class RingPlace:
         self._clock = clock
         self._wait_s = wait_s
         self._wait_ends: float | None = None
+        self._says_waited = False
         self._agreement = numbered(agreement)
         self._leaves = False
         self._has_met = False
@@ -125,6 +130,9 @@ class RingPlace:
         """All who are there, but for this member."""
         alive = (place for place in self._roll.alive if place != self._roll.me)
         return [self._members[place].node for place in alive]
+
+    def has(self, node: str) -> bool:
+        return node in self._places
 
     def cluster_of(self, place: int) -> int:
         if not 0 <= place < len(self._members):
@@ -162,12 +170,16 @@ class RingPlace:
     def tick(self) -> None:
         now = self._clock()
         if self._wait_ends is not None and now >= self._wait_ends:
-            logger.warning(
-                "ring %d: other clusters were waited for %g s; going on without them",
-                self.id,
-                self._wait_s,
-            )
-            self._do(self._roll.leave(now))
+            if not self._says_waited:
+                self._says_waited = True
+                logger.warning(
+                    "ring %d: other clusters were waited for %g s; going on without those that "
+                    "have not come",
+                    self.id,
+                    self._wait_s,
+                )
+            self._wait_ends = now + min(self._wait_s, _ASKED_S)
+            self._do(self._roll.waited_long(now))
         self._do(self._roll.tick(now))
 
     def heard(self, source: str, parcel: Parcel) -> None:
@@ -192,6 +204,7 @@ class RingPlace:
         if len(parcel.tensors) != 1:
             raise WireError(f"a chunk with {len(parcel.tensors)} tensors")
         onward = exchange.arrived(message, parcel.tensors[0])
+        self._roll.progressed(self._clock())
         if onward is not None:
             self._pass_on(*onward)
         self._look_whether_done(current)
@@ -259,7 +272,7 @@ class RingPlace:
                 case Skip(number, reason):
                     self._skip(number, reason)
                 case Release(last, met):
-                    self._wait_ends = None
+                    self._wait_ends, self._says_waited = None, False
                     self._released(last, met=met)
                 case Over(reason, is_mismatch):
                     if is_mismatch and self.last is None:
@@ -297,6 +310,7 @@ class RingPlace:
         assert start is not None
         assert snapshot is not None
         current.exchange_began = self._clock()
+        current.rest = tuple(layout.rest_of(vectors) for layout, vectors in self._parts(snapshot))
         current.exchange = Exchange(
             self.id,
             start.round,
@@ -358,6 +372,9 @@ class RingPlace:
         assert start is not None
         assert snapshot is not None
         assert facts is not None
+        if not self._is_usable(snapshot, start):
+            self._refuse(current, start, facts)
+            return
         self._round = None
         parts = []
         for number, vectors in zip(current.fragments, snapshot.vectors, strict=True):
@@ -385,6 +402,7 @@ class RingPlace:
                 self.id,
                 current.fragments,
                 tuple(parts),
+                current.rest,
                 tuple(zip(facts.moments, snapshot.moments, strict=True)) if start.moments else (),
                 start.still,
                 facts.samples,
@@ -392,6 +410,28 @@ class RingPlace:
             )
         )
         self._do(self._roll.completed(self._clock()))
+
+    def _is_usable(self, snapshot: Snapshot, start: Start) -> bool:
+        """What has come of it; another member may have gone astray without noticing."""
+        parameters = [
+            vector[:trained]
+            for layout, vectors in self._parts(snapshot)
+            for vector, trained in zip(vectors, layout.trained(), strict=True)
+        ]
+        moments = [vector for vectors in snapshot.moments for vector in vectors]
+        return all(map(is_finite, parameters + (moments if start.moments else [])))
+
+    def _parts(self, snapshot: Snapshot) -> list[tuple[Layout, Vectors]]:
+        current = self._round
+        assert current is not None
+        layouts = [self.fragments[number].layout for number in current.fragments]
+        return list(zip(layouts, snapshot.vectors, strict=True))
+
+    def _refuse(self, current: _Round, start: Start, facts: Facts) -> None:
+        reason = "what others have sent makes weights that are not finite (NaN or infinite)"
+        if start.still:  # others have it now, and it cannot be made better by trying again
+            raise RunError(f"after {facts.updates} updates {reason}; the run ends here")
+        self._do(self._roll.failed(reason, self._clock()))
 
     def _turn(self, number: int) -> int:
         """A round as people count them: its number also says who leads it."""

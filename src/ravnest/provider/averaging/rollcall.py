@@ -48,6 +48,7 @@ from ravnest.wire.messages import (
     RingGone,
     RingGot,
     RingShare,
+    RingWho,
     RingWish,
 )
 
@@ -55,6 +56,7 @@ Stand = Literal["trains", "waits", "ended"]
 _MOST_MISSED = 1 << 32
 """Rounds that somebody may have missed. Further on than that nobody can be, and whoever says so is
 not to use up the numbers."""
+_TOLD_IN_VAIN = 2
 _State = Literal["idle", "snapshot", "called", "running", "settling", "over"]
 
 
@@ -62,6 +64,8 @@ _State = Literal["idle", "snapshot", "called", "running", "settling", "over"]
 class _Round:
     call: RingCall
     deadline: float
+    began: float = 0.0
+    """The exchange of chunks."""
     others_have_all: bool = False
     """Everybody from the leader to the member before this one."""
     was_due: bool = False
@@ -103,6 +107,9 @@ class RollCall:
         self._was_last = False
         """The round that was complete here last was to be the last one."""
         self._was_still = False
+        self._told_leader = -1
+        self._told: dict[int, int] = {}
+        """How often who has told this leader that it has waited long."""
 
     @property
     def alive(self) -> list[int]:
@@ -151,6 +158,50 @@ class RollCall:
         self._stand = "ended"
         return self._wish(now)
 
+    def waited_long(self, now: float) -> list[Instruction]:
+        """This member has stood still for as long as it may; said again and again from then on.
+
+        Those who do not stand still are given up, and the others make their round. The leader has
+        to find out who that is: what is handed on around the ring may be stuck at one that is
+        frozen. So it asks everybody when it is told for the first time, and goes on without the
+        others when it is told again. A leader that is told in vain is given up itself."""
+        if self._state == "over" or self._stand == "trains" or self._is_at_it:
+            return []
+        if self.leader == self.me:
+            return self._told_of_waiting(self.me, now)
+        if self._told_leader != self.leader:
+            self._told_leader, self._told = self.leader, {}
+        self._told[self.me] = self._told.get(self.me, 0) + 1
+        if self._told[self.me] <= _TOLD_IN_VAIN:
+            return [Send(self.leader, self._own_wish(waited_long=True))]
+        return self._give_up_late(self.leader, now)
+
+    def _told_of_waiting(self, by: int, now: float) -> list[Instruction]:
+        if self._told_leader != self.me:
+            self._told_leader, self._told = self.me, {}
+        self._told[by] = self._told.get(by, 0) + 1
+        if self._told[by] < _TOLD_IN_VAIN:
+            who = RingWho(ring=self._ring, by=self.me)
+            others = [member for member in self.alive if member != self.me]
+            return [*(Send(member, who) for member in others), *self._wish(now)]
+        found: list[Instruction] = []
+        for member in self._wishes.moving(self.alive):
+            if member != self.me and self._state != "over":
+                found += self._give_up_late(member, now)
+        return found
+
+    def _give_up_late(self, member: int, now: float) -> list[Instruction]:
+        """One that may live, and has been waited for. Everybody is told directly: others who are
+        frozen would not hand it on."""
+        gone = RingGone(ring=self._ring, member=member, by=self.me, after=0, is_late=True)
+        others = [other for other in self.alive if other not in (self.me, member)]
+        return [*(Send(other, gone) for other in others), *self._given_up(gone, now)]
+
+    @property
+    def _is_at_it(self) -> bool:
+        """In a round of all that stand still."""
+        return self._round is not None and self._round.call.still
+
     def leave(self, now: float) -> list[Instruction]:
         """This member will not be there any more."""
         if self._state == "over":
@@ -180,6 +231,8 @@ class RollCall:
         match message:
             case RingWish():
                 return self._wished(message, now)
+            case RingWho(by=leader):
+                return [Send(source, self._own_wish())] if leader == source else []
             case RingCall():
                 return self._called(message, now)
             case RingBegin():
@@ -206,7 +259,7 @@ class RollCall:
             return []
         # Whoever is given up is told too: it may live, and is not to wait for the others.
         found = [*self._to_neighbours(news), *self._unless_me(news.member, news)]
-        if news.member == self.me and ranks.gave_up(self.me, news.by):
+        if news.member == self.me and not news.is_late and ranks.gave_up(self.me, news.by):
             # One of the two has to go; the others are to know that this one lives.
             reply = RingGone(ring=self._ring, member=news.by, by=self.me, after=0)
             found += [*self._to_neighbours(reply), *self._unless_me(news.by, reply)]
@@ -241,9 +294,16 @@ class RollCall:
         if not self._was_still:
             return self._settle(now)
         self._state = "settling"
+        # Others may still be at it: at most about as long as it has taken so far.
+        current.deadline = now + max(self._round_s, now - current.began)
         if current.call.leader == self.me or current.others_have_all:
             return self._hand_on_got(current)
         return []
+
+    def progressed(self, now: float) -> None:
+        """A chunk has come: large rounds on slow lines take long, and are no less worth it."""
+        if self._round is not None and self._state == "running":
+            self._round.deadline = now + self._round_s
 
     def failed(self, reason: str, now: float) -> list[Instruction]:
         """The exchange of chunks came to nothing."""
@@ -260,21 +320,20 @@ class RollCall:
     # ---- wishes ----
 
     def _wish(self, now: float) -> list[Instruction]:
-        if self._state == "over":
-            return []
+        return [] if self._state == "over" else self._wished(self._own_wish(), now)
+
+    def _own_wish(self, *, waited_long: bool = False) -> RingWish:
         self._said += 1
-        return self._wished(
-            RingWish(
-                ring=self._ring,
-                member=self.me,
-                number=self._said,
-                complete=self._complete,
-                settled=self._settled,
-                missed=self._missed,
-                due=self._due,
-                stand=self._stand,
-            ),
-            now,
+        return RingWish(
+            ring=self._ring,
+            member=self.me,
+            number=self._said,
+            complete=self._complete,
+            settled=self._settled,
+            missed=self._missed,
+            due=self._due,
+            stand=self._stand,
+            waited_long=waited_long,
         )
 
     def _wish_again(self, now: float) -> list[Instruction]:
@@ -285,6 +344,8 @@ class RollCall:
             return [] if self._next == wish.member else [Send(self._next, wish)]
         if self._ranks.knows(wish.member):
             self._wishes.note(wish)
+            if wish.waited_long and self._stand != "trains" and not self._is_at_it:
+                return [*self._told_of_waiting(wish.member, now), *self._lead(now)]
         return self._lead(now)
 
     def _lead(self, now: float) -> list[Instruction]:
@@ -361,7 +422,7 @@ class RollCall:
             return self._cancel("it begins with other members")
         current.was_due = self._due
         self._state, self._due = "running", False
-        current.deadline = now + self._round_s
+        current.deadline, current.began = now + self._round_s, now
         found: list[Instruction] = []
         if self._next != begin.members[0]:
             found.append(Send(self._next, begin))

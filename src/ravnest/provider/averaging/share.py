@@ -42,10 +42,12 @@ class Outcome:
     ring: int
     fragments: tuple[int, ...]
     parts: tuple[tuple[Layout, Vectors], ...]
+    rest: tuple[Vectors, ...]
+    """Of each part, what belongs to no parameter, as it was in the snapshot."""
     moments: tuple[tuple[Layout, Vectors], ...]
     """Of each fragment, or none at all."""
     still: bool
-    """The values themselves; otherwise parameters take a difference."""
+    """The values themselves; otherwise what is applied is a difference."""
     samples: float
     updates: int
 
@@ -260,12 +262,12 @@ class Share:
         """Nobody may be using the newest weights."""
         news, self._news = self._news, []
         for outcome in news:
-            for layout, vectors in outcome.parts:
+            for (layout, vectors), before in zip(outcome.parts, outcome.rest, strict=True):
                 tensors = self.tensors(layout.names)
                 if outcome.still:
                     layout.write(vectors, tensors)
                 else:
-                    layout.apply(vectors, tensors)
+                    layout.apply(vectors, before, tensors)
             ring = self._rings[outcome.ring]
             for number, (layout, vectors) in zip(outcome.fragments, outcome.moments, strict=False):
                 present = self._moments(ring.layouts[number].names)

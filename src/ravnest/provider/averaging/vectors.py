@@ -4,11 +4,13 @@ Everything that is averaged together lies in one vector of single precision, so 
 care about tensors. What single precision cannot hold exactly (counters, doubles) goes into a second
 one of double precision. Means of whole numbers are rounded.
 
-Parameters come first in both. They go on being trained while a mean is made, so what is applied to
-them is a difference, and the same goes for an optimizer's moments. Everything else (statistics,
-counters) takes the mean itself: a difference added to a variance could make it negative.
+Parameters come first in both. All of it goes on changing while a mean is made, so what is applied
+is a difference: to parameters, to statistics and counters, to an optimizer's moments. What is
+nowhere negative (variances) is kept so. What has no difference, such as the infinities of a mask,
+stays.
 """
 
+import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -86,31 +88,37 @@ class Layout:
         for name, value in self._places(vectors):
             _put(_as_real(tensors[name].data), value)
 
+    def rest_of(self, vectors: Vectors) -> Vectors:
+        """A copy of what belongs to no parameter; it is small."""
+        return Vectors(*(v[n:].clone() for v, n in zip(vectors, self.trained(), strict=True)))
+
     @torch.no_grad()
-    def apply(self, outcome: Vectors, tensors: Mapping[str, torch.Tensor]) -> None:
-        """What a round changes about parameters, on top of what has happened since its snapshot;
-        the mean of everything else."""
-        for number, (name, value) in enumerate(self._places(outcome)):
+    def apply(self, outcome: Vectors, before: Vectors, tensors: Mapping[str, torch.Tensor]) -> None:
+        """What a round changes, on top of what has happened since its snapshot. The outcome is the
+        difference of parameters and the mean of the rest, which was `before`."""
+        rest = Vectors(*(v[n:] for v, n in zip(outcome, self.trained(), strict=True)))
+        for name, value in self._places(outcome)[: self.parameters]:
             target = _as_real(tensors[name].data)
-            if number < self.parameters:
-                target.add_(value.view(target.shape).to(target.device, target.dtype))
-            else:
-                _put(target, value)
+            target.add_(value.view(target.shape).to(target.device, target.dtype))
+        means = self._places(rest, self.parameters)
+        for (name, mean), (_, was) in zip(
+            means, self._places(before, self.parameters), strict=True
+        ):
+            _shift(_as_real(tensors[name].data), mean - was, is_positive=bool((mean >= 0).all()))
 
     @torch.no_grad()
     def shift(self, difference: Vectors, tensors: Mapping[str, torch.Tensor]) -> None:
         """Add to the tensors; those that are nowhere negative (variances) stay so."""
         for name, value in self._places(difference):
-            target = _as_real(tensors[name].data)
-            never_negative = bool((target >= 0).all())
-            target.add_(value.view(target.shape).to(target.device, target.dtype))
-            if never_negative:
-                target.clamp_(min=0)
+            _shift(_as_real(tensors[name].data), value, is_positive=True)
 
-    def _places(self, vectors: Vectors) -> Sequence[tuple[str, torch.Tensor]]:
+    def _places(self, vectors: Vectors, first: int = 0) -> Sequence[tuple[str, torch.Tensor]]:
+        """Of all tensors, or of those from that one on, where the vectors hold no others."""
         found = []
         starts = [0, 0]
-        for name, shape, dtype in zip(self.names, self.shapes, self.dtypes, strict=True):
+        for name, shape, dtype in zip(
+            self.names[first:], self.shapes[first:], self.dtypes[first:], strict=True
+        ):
             wide, count = dtype in _WIDE, _count(shape, dtype)
             found.append((name, vectors[wide][starts[wide] : starts[wide] + count]))
             starts[wide] += count
@@ -128,6 +136,22 @@ def _count(shape: torch.Size, dtype: torch.dtype) -> int:
 
 def _as_real(tensor: torch.Tensor) -> torch.Tensor:
     return torch.view_as_real(tensor) if tensor.is_complex() else tensor
+
+
+def _shift(target: torch.Tensor, difference: torch.Tensor, *, is_positive: bool) -> None:
+    """Add to statistics, counters or moments; `is_positive` if they may be such as are never
+    negative."""
+    change = difference.view(target.shape).to(target.device).nan_to_num(0.0, math.inf, -math.inf)
+    never_negative = is_positive and bool((target >= 0).all())
+    if target.is_floating_point():
+        target.add_(change.to(target.dtype))
+    elif target.dtype == torch.bool:
+        target.copy_((target + change).round() > 0)
+    else:
+        limits = torch.iinfo(target.dtype)
+        target.copy_((target + change).round().clamp(limits.min, limits.max))
+    if never_negative and target.dtype != torch.bool:
+        target.clamp_(min=0)
 
 
 def _put(target: torch.Tensor, value: torch.Tensor) -> None:

@@ -56,6 +56,10 @@ class Wishes:
             return Wanted(still, last=still and stands == {"ended"})
         return None
 
+    def moving(self, alive: Sequence[int]) -> list[int]:
+        """Those who do not stand still, as far as is known."""
+        return [m for m in alive if m not in self._of or self._of[m].stand == "trains"]
+
     def forget_settled(self, number: int, *, was_last: bool) -> None:
         """What was wished before this round is settled by it; some may have said more since."""
         for member, wish in list(self._of.items()):
