@@ -1,0 +1,64 @@
+"""Types with limits, shared by all structures: names, hashes, paths, sizes.
+
+A value that does not fit is refused while it is decoded, with the path to it in the message.
+"""
+
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import Meta
+
+Name = Annotated[str, Meta(min_length=1, max_length=100, pattern=r"^[\w][\w .:+/@()-]*$")]
+"""Of a job, a machine, a person: printable, one line."""
+Identifier = Annotated[
+    str, Meta(min_length=1, max_length=64, pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]*$")
+]
+"""Made by the server: of a job, an assignment, a call."""
+Word = Annotated[str, Meta(min_length=1, max_length=100, pattern=r"^[A-Za-z_][A-Za-z0-9_.]*$")]
+"""What something is called in Python or in a registry."""
+Text = Annotated[str, Meta(max_length=4000)]
+"""Said by somebody to somebody; never interpreted."""
+Sha256 = Annotated[str, Meta(pattern=r"^[0-9a-f]{64}$")]
+FilePath = Annotated[
+    str,
+    Meta(
+        max_length=240,
+        pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.-]*(/[A-Za-z0-9_][A-Za-z0-9_.-]*){0,4}$",
+    ),
+]
+"""Relative, with no step upwards and nothing hidden: every part begins with a letter or digit."""
+Bytes = Annotated[int, Meta(ge=0, le=1 << 50)]
+Count = Annotated[int, Meta(ge=0, le=1 << 40)]
+Positive = Annotated[int, Meta(ge=1, le=1 << 40)]
+ProviderId = Annotated[int, Meta(ge=0, lt=1 << 31)]
+Fraction = Annotated[float, Meta(ge=0.0, le=1.0)]
+Figure = Annotated[float, Meta(ge=0.0, le=1e12)]
+"""A measured quantity: never negative, never infinite, never NaN."""
+Seconds = Annotated[float, Meta(ge=0.0, le=1e11)]
+"""A duration, or a moment as seconds since 1970."""
+Address = Annotated[
+    str, Meta(max_length=260, pattern=r"^([\w.-]{1,240}|\[[0-9a-fA-F:.%\w]{2,100}\]):[0-9]{1,5}$")
+]
+Scalar = bool | int | float | str | None
+Parameters = dict[str, Scalar | list[Scalar]]
+"""Arguments of something in a registry."""
+
+
+class Strict(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Data made by others. A field nobody knows is refused: skipping it might change the meaning."""
+
+
+class Shown(msgspec.Struct, frozen=True, kw_only=True):
+    """Data made by the server for people and programs that look at it; it may grow."""
+
+
+class FileRef(Strict, frozen=True, kw_only=True):
+    """A file by content: what it is to be called, and what must be in it."""
+
+    path: FilePath
+    sha256: Sha256
+    size: Bytes
+
+
+def encode(value: Any) -> bytes:
+    return msgspec.json.encode(value)

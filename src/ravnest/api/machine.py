@@ -1,0 +1,63 @@
+"""What a provider's agent tells about its machine, and what it allows."""
+
+from typing import Annotated, Literal
+
+from msgspec import Meta
+
+from ravnest.api.limits import Address, Bytes, Figure, Name, ProviderId, Strict, Text
+
+Hours = Annotated[
+    str, Meta(pattern=r"^([01][0-9]|2[0-3]):[0-5][0-9]-([01][0-9]|2[0-3]):[0-5][0-9]$")
+]
+"""Of the day, local time; may pass midnight: 22:00-07:00."""
+ScriptConsent = Literal["never", "sandboxed", "always"]
+"""Whether foreign Python may run here: not at all, only inside a sandbox, or in any case."""
+
+
+class MachineFacts(Strict, frozen=True, kw_only=True):
+    """What does not change while the agent runs."""
+
+    hostname: Name
+    system: Text
+    python: Text
+    torch: Text
+    ravnest: Text
+    cores: Annotated[int, Meta(ge=1, le=100_000)]
+    memory_bytes: Bytes
+    device: Text = "cpu"
+    """What the worker will compute on: cpu, cuda:0, mps."""
+    device_name: Text = ""
+    device_memory_bytes: Bytes = 0
+
+
+class Caps(Strict, frozen=True, kw_only=True):
+    """What the owner of the machine allows; None is no limit of theirs."""
+
+    memory_bytes: Bytes | None = None
+    threads: Annotated[int, Meta(ge=1, le=100_000)] | None = None
+    bandwidth_mbps: Figure | None = None
+    hours: Hours | None = None
+    scripts: ScriptConsent = "never"
+
+
+class PeerFigure(Strict, frozen=True, kw_only=True):
+    """A link to another provider, as measured from here. Speed 0: it cannot be reached directly."""
+
+    provider: ProviderId
+    mbps: Figure = 0.0
+    latency_ms: Figure = 0.0
+
+
+class Figures(Strict, frozen=True, kw_only=True):
+    """What was measured: memory free for training, speed on a short real workload, links."""
+
+    memory_bytes: Bytes
+    """Free for training on the device, within the caps."""
+    gflops: Figure
+    up_mbps: Figure
+    """To the server, within the caps."""
+    down_mbps: Figure
+    latency_ms: Figure
+    peers: Annotated[tuple[PeerFigure, ...], Meta(max_length=64)] = ()
+    addresses: Annotated[tuple[Address, ...], Meta(max_length=16)] = ()
+    """Where other providers may try to reach this one; () if it listens nowhere."""

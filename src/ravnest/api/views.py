@@ -1,0 +1,255 @@
+"""What people and programs see of the server: the dashboard, `ravnest status`, the JSON API.
+
+`GET /api/v1/overview` is an `Overview`. `GET /api/v1/stream` (server-sent events) begins with the
+event `overview` (the same) and goes on with `update` events, each a `Changes`: whoever applies them
+in order has what a new `overview` would say. Details of one job: `/api/v1/jobs/{id}` (`JobDetail`),
+`…/series` (`Series`), `…/timeline` (`Timeline`), `…/events` (list of `EventView`).
+"""
+
+from typing import Any, Literal
+
+import msgspec
+
+from ravnest.api.limits import Shown
+
+JobState = Literal[
+    "waiting",
+    "planning",
+    "planned",
+    "preparing",
+    "running",
+    "paused",
+    "stopping",
+    "fusing",
+    "stopped",
+    "done",
+    "failed",
+]
+"""waiting: the pool cannot hold the model yet (see `reason`). planned: waits to be started.
+preparing: providers fetch their parts. fusing: stages are put together. stopped: by request, can be
+resumed."""
+ProviderState = Literal[
+    "idle", "preparing", "ready", "training", "returning", "paused", "resting", "away"
+]
+"""away: registered, and not heard of at present."""
+
+
+class ProviderView(Shown, frozen=True, kw_only=True):
+    id: int
+    name: str
+    state: ProviderState
+    since: float
+    seen_at: float
+    hostname: str = ""
+    system: str = ""
+    ravnest: str = ""
+    torch: str = ""
+    device: str = "cpu"
+    device_name: str = ""
+    cores: int = 1
+    memory_bytes: int = 0
+    """Offered for training."""
+    memory_free_bytes: int = 0
+    worker_memory_bytes: int = 0
+    cpu: float = 0.0
+    gflops: float = 0.0
+    up_mbps: float = 0.0
+    down_mbps: float = 0.0
+    latency_ms: float = 0.0
+    reachable: bool = False
+    """Whether another provider, or the server, has reached it directly."""
+    scripts: str = "never"
+    hours: str | None = None
+    job: str | None = None
+    cluster: int | None = None
+    stage: int | None = None
+    measured: bool = False
+
+
+class StageView(Shown, frozen=True, kw_only=True):
+    provider: int
+    name: str
+    role: str
+    stage: int
+    parameters: int
+    memory_bytes: int
+    """Predicted."""
+    state: str = ""
+    """Of its assignment: assigned, prepared, training, ended, failed."""
+    memory_used_bytes: int = 0
+    busy: float = 0.0
+    in_flight: int = 0
+    updates: int = 0
+    staleness: float = 0.0
+    compute_s: float = 0.0
+    """Predicted, per batch."""
+
+
+class ClusterView(Shown, frozen=True, kw_only=True):
+    id: int
+    stages: tuple[StageView, ...]
+    step: int = 0
+    epoch: float = 0.0
+    samples_per_second: float = 0.0
+    loss: float | None = None
+
+
+class LinkView(Shown, frozen=True, kw_only=True):
+    """Between two providers of a run; speeds are of the last few seconds."""
+
+    source: int
+    target: int
+    kind: Literal["pipeline", "ring"]
+    path: Literal["direct", "relay", "unknown"]
+    forward_bytes_per_s: float = 0.0
+    """From source to target."""
+    backward_bytes_per_s: float = 0.0
+    measured_mbps: float = 0.0
+
+
+class RingView(Shown, frozen=True, kw_only=True):
+    id: int
+    first_parameter: str
+    bytes: int
+    providers: tuple[int, ...]
+
+
+class RoundView(Shown, frozen=True, kw_only=True):
+    ring: int
+    number: int
+    began: float
+    ended: float
+    members: int
+    outcome: str
+
+
+class PlanView(Shown, frozen=True, kw_only=True):
+    """What the plan promises, before and beside what happens."""
+
+    steps_per_s: float
+    single_machine_steps_per_s: float
+    batch_size: int
+    parameters: int
+    model: str
+    clusters: int
+    providers: int
+    idle: tuple[tuple[int, str], ...] = ()
+    """Provider id and why it is not used."""
+    warnings: tuple[str, ...] = ()
+    report: str = ""
+    """The same report that `clusterize` prints."""
+
+
+class JobView(Shown, frozen=True, kw_only=True):
+    id: str
+    name: str
+    owner: str
+    state: JobState
+    reason: str = ""
+    submitted_at: float
+    began_at: float | None = None
+    ended_at: float | None = None
+    run: int = 0
+    epoch: float = 0.0
+    epochs: int = 1
+    step: int = 0
+    samples_per_second: float = 0.0
+    loss: float | None = None
+    metrics: dict[str, float] = msgspec.field(default_factory=dict)
+    """Of the last validation."""
+    parameters: int = 0
+    result_bytes: int = 0
+    """Of the fused weights; 0 while there are none."""
+
+
+class RunView(Shown, frozen=True, kw_only=True):
+    job: str
+    run: int
+    clusters: tuple[ClusterView, ...]
+    links: tuple[LinkView, ...]
+    rings: tuple[RingView, ...]
+    rounds: tuple[RoundView, ...] = ()
+    """The last ones, at most 50."""
+
+
+class EventView(Shown, frozen=True, kw_only=True):
+    """Something that happened, and why."""
+
+    number: int
+    at: float
+    level: Literal["info", "warning", "error"]
+    text: str
+    job: str | None = None
+    provider: int | None = None
+
+
+class ServerView(Shown, frozen=True, kw_only=True):
+    name: str
+    version: str
+    started_at: float
+    now: float
+    providers: int
+    heard: int
+    """Of the providers, how many are connected."""
+    memory_bytes: int
+    gflops: float
+    relayed_bytes: int = 0
+    relayed_bytes_per_s: float = 0.0
+
+
+class Overview(Shown, frozen=True, kw_only=True):
+    server: ServerView
+    providers: tuple[ProviderView, ...]
+    jobs: tuple[JobView, ...]
+    runs: tuple[RunView, ...]
+    """Of the jobs that are at work."""
+    events: tuple[EventView, ...]
+    """The last ones, oldest first, at most 100."""
+
+
+class Changes(Shown, frozen=True, kw_only=True):
+    """What is different now: whole entries by id, and the ids of those that are gone."""
+
+    server: ServerView
+    providers: tuple[ProviderView, ...] = ()
+    gone_providers: tuple[int, ...] = ()
+    jobs: tuple[JobView, ...] = ()
+    gone_jobs: tuple[str, ...] = ()
+    runs: tuple[RunView, ...] = ()
+    gone_runs: tuple[str, ...] = ()
+    """Job ids."""
+    events: tuple[EventView, ...] = ()
+    points: dict[str, tuple[tuple[Any, ...], ...]] = msgspec.field(default_factory=dict)
+    """Job id → new points of its curves: (series, cluster, step, epoch, at, value)."""
+
+
+class JobDetail(Shown, frozen=True, kw_only=True):
+    job: JobView
+    plan: PlanView | None = None
+    run: RunView | None = None
+    files: int = 0
+    bytes: int = 0
+
+
+class Series(Shown, frozen=True, kw_only=True):
+    """Curves of a job. Of a long run every n-th point is given, the last one always."""
+
+    points: dict[str, tuple[tuple[float, ...], ...]]
+    """`train/loss@0` (series and cluster) → (step, epoch, at, value)."""
+
+
+class TimelineRow(Shown, frozen=True, kw_only=True):
+    provider: int
+    node: str
+    cluster: int
+    stage: int
+    spans: tuple[tuple[str, int, int, float, float], ...]
+    """kind, batch, part, start, end; seconds since 1970 by the server's clock."""
+
+
+class Timeline(Shown, frozen=True, kw_only=True):
+    """The last seconds of a run: who computed what when."""
+
+    began: float
+    ended: float
+    rows: tuple[TimelineRow, ...]

@@ -1,0 +1,180 @@
+"""A provider's part of a run: what the server hands to the agent, and the agent to the worker."""
+
+from typing import Annotated, Literal
+
+import msgspec
+from msgspec import Meta
+
+from ravnest.api.jobs import DataSpec, Recipe, ScriptSpec, TrainingSpec
+from ravnest.api.limits import (
+    Address,
+    Count,
+    Figure,
+    FileRef,
+    Identifier,
+    Name,
+    Positive,
+    ProviderId,
+    Strict,
+    Text,
+    Word,
+)
+
+
+class RowRange(Strict, frozen=True, kw_only=True):
+    """Rows [first, first + rows) of a dataset, inside the listed shards."""
+
+    first: Count
+    """Counted from the beginning of the first listed shard."""
+    rows: Count
+
+
+class DataPart(Strict, frozen=True, kw_only=True):
+    """What of a dataset one provider holds: some fields, some shards, of those a range of rows.
+
+    Root and Leaf of a cluster have the same range: the Root of the fields that are inputs, the Leaf
+    of those that are targets.
+    """
+
+    data: DataSpec
+    """Cut down to the shards and fields that the provider gets; file paths lie under data/."""
+    range: RowRange
+
+
+class Neighbour(Strict, frozen=True, kw_only=True):
+    """Another provider of the run that this one will talk to."""
+
+    provider: ProviderId
+    node: Word
+    plan_address: Address
+    """What plan and documents call it: provider-7:1."""
+    addresses: Annotated[tuple[Address, ...], Meta(max_length=16)] = ()
+    """Where it may be reached directly."""
+
+
+class Assignment(Strict, frozen=True, kw_only=True):
+    """One provider's part of one run, complete but for the bytes of its files."""
+
+    id: Identifier
+    job: Identifier
+    job_name: Name
+    run: Positive
+    provider: ProviderId
+    node: Word
+    cluster: Count
+    clusters: Positive
+    stage: Count
+    stages: Positive
+    role: Literal["Root", "Stem", "Leaf"]
+    memory_bytes: Count
+    """Predicted peak of this stage."""
+    files: Annotated[tuple[FileRef, ...], Meta(max_length=1_000_000)]
+    """node.json (the node document), package/…, data/train/…, data/validation/…, script.py."""
+    neighbours: Annotated[tuple[Neighbour, ...], Meta(max_length=100_000)] = ()
+    train: DataPart | None = None
+    validation: DataPart | None = None
+    """Only cluster 0 validates."""
+    validates: bool = False
+    """On every provider of the cluster that does."""
+    recipe: Recipe | None = None
+    script: ScriptSpec | None = None
+    training: TrainingSpec
+    epochs_done: Count = 0
+    """By earlier runs, whose weights are in the package."""
+
+
+class WorkOrder(Strict, frozen=True, kw_only=True):
+    """What the agent adds for the worker: places on this machine. Written to order.json."""
+
+    assignment: Assignment
+    listen: Address
+    routes: dict[str, Address]
+    """Plan address → where to dial."""
+    device: Text = "cpu"
+    threads: Positive = 1
+    bandwidth_mbps: Figure | None = None
+    report_s: Figure = 1.0
+    clock_offset_s: float = 0.0
+    """What to add to this machine's clock to have the server's."""
+
+
+# ---- what the worker reports ----
+
+
+class Span(Strict, frozen=True, array_like=True):
+    """The compute thread was busy with this, from … to …, in seconds since 1970."""
+
+    kind: Annotated[str, Meta(max_length=20)]
+    """forward, backward, update, average, evaluate"""
+    batch: int
+    part: int
+    start: float
+    end: float
+
+
+class LinkBytes(Strict, frozen=True, kw_only=True):
+    """Since the worker began."""
+
+    node: Word
+    sent: Count
+    received: Count
+
+
+class RoundReport(Strict, frozen=True, kw_only=True):
+    """A round of averaging that has ended."""
+
+    ring: Count
+    number: Count
+    began: float
+    ended: float
+    members: Count
+    outcome: Annotated[str, Meta(max_length=40)]
+    """applied, given up, skipped"""
+
+
+class Point(Strict, frozen=True, array_like=True):
+    """A value of a curve. Series are named like train/loss, eval/accuracy."""
+
+    series: Annotated[str, Meta(max_length=80)]
+    step: int
+    epoch: float
+    at: float
+    value: float | None
+    """None: not a finite number."""
+
+
+class WorkReport(Strict, frozen=True, kw_only=True):
+    """What happened in a worker since its last report; totals are since it began."""
+
+    at: float
+    epoch: Count = 0
+    step: Count = 0
+    samples: Count = 0
+    samples_per_second: Figure = 0.0
+    busy: Annotated[float, Meta(ge=0.0, le=1.0)] = 0.0
+    """Of the compute thread, since the last report."""
+    in_flight: Count = 0
+    updates: Count = 0
+    staleness: Figure = 0.0
+    memory_bytes: Count = 0
+    links: Annotated[tuple[LinkBytes, ...], Meta(max_length=256)] = ()
+    spans: Annotated[tuple[Span, ...], Meta(max_length=2000)] = ()
+    spans_dropped: Count = 0
+    rounds: Annotated[tuple[RoundReport, ...], Meta(max_length=1000)] = ()
+    points: Annotated[tuple[Point, ...], Meta(max_length=2000)] = ()
+    notes: Annotated[tuple[Text, ...], Meta(max_length=50)] = ()
+    """Warnings worth an event."""
+
+
+class WorkEnd(Strict, frozen=True, kw_only=True):
+    """How a worker ended."""
+
+    outcome: Literal["done", "stopped", "failed"]
+    epochs_done: Count = 0
+    """Whole epochs whose result is in the saved weights, earlier runs included."""
+    saved: bool = False
+    """There are trained weights in package/ to be brought back."""
+    metrics: dict[str, float] = msgspec.field(default_factory=dict)
+    reason: Text = ""
+    culprit: Word | None = None
+    """The node that failed first, if it was not this one."""
