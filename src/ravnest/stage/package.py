@@ -16,14 +16,11 @@ itself may write to the directory. A built module holds copies and does not look
 """
 
 import contextlib
-import hashlib
 import os
 import re
-import stat
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TypeVar
 
 import msgspec
 import torch
@@ -34,14 +31,8 @@ from torch import nn
 from ravnest.errors import PackageError
 from ravnest.stage.checking import Limits as Limits
 from ravnest.stage.checking import check_graph
-from ravnest.stage.graph import (
-    GRAPH_FORMAT,
-    FileEntry,
-    Manifest,
-    StageGraph,
-    TensorSpec,
-    Versioned,
-)
+from ravnest.stage.files import check_file, entry_of, plain_file, read_document, sha256_of
+from ravnest.stage.graph import GRAPH_FORMAT, FileEntry, Manifest, StageGraph, TensorSpec
 from ravnest.stage.module import StageModule
 from ravnest.stage.operators import dtype_name
 
@@ -52,7 +43,6 @@ TRAINED_FILES = "trained-*.safetensors"
 TRAINED_MANIFEST = "trained.json"
 EARLIER_MANIFEST = "trained-before.json"
 _TRAINED_NAME = re.compile(r"trained-[0-9a-f]{16}\.safetensors")
-_Document = TypeVar("_Document", Manifest, StageGraph)
 
 
 @dataclass(frozen=True)
@@ -99,10 +89,10 @@ def write_package(
     directory.mkdir(parents=True)
     graph_path = directory / GRAPH
     graph_path.write_bytes(msgspec.json.encode(graph))
-    files = [_entry(graph_path)]
+    files = [entry_of(graph_path)]
     if weights is not None:
         _save_weights(directory / WEIGHTS, graph, weights)
-        files.append(_entry(directory / WEIGHTS))
+        files.append(entry_of(directory / WEIGHTS))
     _write_manifest(directory / MANIFEST, graph, files, plan_id=plan_id, cluster=cluster)
 
 
@@ -119,13 +109,13 @@ def save_trained(
     temporary = directory / "trained.new"
     temporary.unlink(missing_ok=True)  # whatever it is, it must not be written through
     _save_weights(temporary, package.graph, tensors)
-    path = directory / TRAINED_FILES.replace("*", _sha256(temporary)[:16])
+    path = directory / TRAINED_FILES.replace("*", sha256_of(temporary)[:16])
     os.replace(temporary, path)
     _keep_as_earlier(package)
     _write_manifest(
         directory / TRAINED_MANIFEST,
         package.graph,
-        [_entry(path)],
+        [entry_of(path)],
         plan_id=package.manifest.plan_id,
         cluster=package.manifest.cluster,
         save_id=save_id,
@@ -153,7 +143,7 @@ def _remove_unlisted(package: StagePackage) -> None:
     listed = set()
     for name in (TRAINED_MANIFEST, EARLIER_MANIFEST):
         with contextlib.suppress(PackageError, OSError):
-            found = _decode(package.directory / name, Manifest, package.limits.manifest_bytes)
+            found = _manifest(package.directory / name, package.limits)
             listed |= {entry.name for entry in found.files}
     for older in package.directory.glob(TRAINED_FILES):
         if older.name not in listed:
@@ -175,19 +165,25 @@ def load_package(directory: Path, limits: Limits | None = None) -> StagePackage:
     limits = limits or Limits()
     directory = Path(directory)
     try:
-        manifest = _decode(directory / MANIFEST, Manifest, limits.manifest_bytes)
+        manifest = _manifest(directory / MANIFEST, limits)
         listed = [entry.name for entry in manifest.files]
         if listed not in ([GRAPH], [GRAPH, WEIGHTS]):
             names = ", ".join(name[:100] for name in listed[:5])
             raise PackageError(
                 f"the manifest must list {GRAPH} and then possibly {WEIGHTS}, not: {names}"
             )
-        graph = _decode(directory / GRAPH, StageGraph, limits.graph_bytes, manifest.files[0])
+        graph = read_document(
+            directory / GRAPH,
+            StageGraph,
+            format=GRAPH_FORMAT,
+            limit=limits.graph_bytes,
+            entry=manifest.files[0],
+        )
         check_graph(graph, limits)
         if (graph.stage, graph.stages) != (manifest.stage, manifest.stages):
             raise PackageError("graph and manifest name different stages")
         for entry in manifest.files[1:]:
-            _check_file(directory / entry.name, entry, limits.weight_bytes)
+            check_file(directory / entry.name, entry, limits.weight_bytes)
     except PackageError as error:
         raise PackageError(f"stage package {directory}: {error}") from error.__cause__
     except OSError as error:
@@ -206,7 +202,7 @@ def _trained(
     limits = limits or package.limits
     path = package.directory / manifest
     try:
-        found = _decode(path, Manifest, limits.manifest_bytes)
+        found = _manifest(path, limits)
         for name in ("plan_id", "cluster", "stage", "stages"):
             theirs, ours = getattr(found, name), getattr(package.manifest, name)
             if theirs != ours:
@@ -215,7 +211,7 @@ def _trained(
         if len(names) != 1 or not _TRAINED_NAME.fullmatch(names[0]):
             raise PackageError(f"{manifest} does not list just one {TRAINED_FILES}")
         path = package.directory / names[0]
-        _check_file(path, found.files[0], limits.weight_bytes)
+        check_file(path, found.files[0], limits.weight_bytes)
     except PackageError as error:
         raise PackageError(f"{path}: {error}") from error.__cause__
     except OSError as error:
@@ -224,11 +220,15 @@ def _trained(
 
 
 def load_weights(
-    path: Path, graph: StageGraph, device: torch.device | str = "cpu"
+    path: Path, graph: StageGraph, device: torch.device | str = "cpu", *, mapped: bool = False
 ) -> dict[str, torch.Tensor]:
-    """The stage's tensors, each with the shape and type its graph states."""
+    """The stage's tensors, each with the shape and type its graph states.
+
+    `mapped` leaves them in the file until they are read, for a file that nobody will change; what
+    is written to them stays in memory and never reaches it.
+    """
     try:
-        _plain_file(path)
+        plain_file(path)
         with safe_open(path, framework="pt") as file:
             stored = set(file.keys())
             if unknown := stored - {spec.name for spec in graph.tensors}:
@@ -238,9 +238,9 @@ def load_weights(
             weights = {}
             for spec in graph.tensors:
                 tensor = file.get_tensor(spec.name)
-                _check_tensor(tensor, spec)
+                check_tensor(tensor, spec)
                 # A copy: the file is mapped, and a change to it would change the stage.
-                weights[spec.name] = tensor.to(device, copy=True)
+                weights[spec.name] = tensor.to(device, copy=not mapped)
             return weights
     except PackageError as error:
         raise PackageError(f"{path}: {error}") from error.__cause__
@@ -248,7 +248,8 @@ def load_weights(
         raise PackageError(f"{path} cannot be read: {error}") from error
 
 
-def _check_tensor(tensor: torch.Tensor, spec: TensorSpec) -> None:
+def check_tensor(tensor: torch.Tensor, spec: TensorSpec) -> None:
+    """Refuse a tensor of another shape or type than the graph states."""
     if tuple(tensor.shape) != spec.shape or dtype_name(tensor.dtype) != spec.dtype:
         found = f"{dtype_name(tensor.dtype)}{list(tensor.shape)}"
         wanted = f"{spec.dtype}{list(spec.shape)}"
@@ -261,7 +262,7 @@ def _save_weights(path: Path, graph: StageGraph, weights: Mapping[str, torch.Ten
         if spec.name not in weights:
             raise PackageError(f"{path}: tensor {spec.name[:100]!r} is missing")
         tensor = weights[spec.name].detach().cpu().contiguous()
-        _check_tensor(tensor, spec)
+        check_tensor(tensor, spec)
         # safetensors refuses tensors that share memory, e.g. two views of one buffer.
         shares = tensor.untyped_storage().nbytes() != tensor.numel() * tensor.element_size()
         tensors[spec.name] = tensor.clone() if shares else tensor
@@ -293,55 +294,5 @@ def _write_manifest(
     os.replace(temporary, path)
 
 
-def _decode(
-    path: Path, kind: type[_Document], limit: int, entry: FileEntry | None = None
-) -> _Document:
-    """A JSON file as data; with `entry`, only if it is the file the manifest speaks of."""
-    if _plain_file(path) > limit:
-        raise PackageError(f"{path.name} is larger than the {limit} bytes allowed")
-    content = path.read_bytes()
-    if entry is not None:
-        _compare(entry, len(content), hashlib.sha256(content).hexdigest())
-    try:
-        version = msgspec.json.decode(content, type=Versioned).format
-        if version != GRAPH_FORMAT:
-            raise PackageError(
-                f"{path.name} has format {version}; this release reads {GRAPH_FORMAT}"
-            )
-        return msgspec.json.decode(content, type=kind)
-    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
-        raise PackageError(f"{path.name} is not a valid {kind.__name__}: {error}") from error
-
-
-def _check_file(path: Path, entry: FileEntry, limit: int) -> None:
-    size = _plain_file(path)
-    if size > limit:
-        raise PackageError(f"{entry.name} has {size} bytes, more than the {limit} allowed")
-    _compare(entry, size, _sha256(path) if size == entry.size else "")
-
-
-def _compare(entry: FileEntry, size: int, sha256: str) -> None:
-    if size != entry.size:
-        raise PackageError(f"{entry.name} has {size} bytes, the manifest says {entry.size}")
-    if sha256 != entry.sha256:
-        raise PackageError(f"{entry.name} does not have the hash in the manifest")
-
-
-def _plain_file(path: Path) -> int:
-    """Its size, if it is a file of its own and not a link, a pipe or a directory."""
-    try:
-        status = path.lstat()
-    except FileNotFoundError:
-        raise PackageError(f"{path.name} is missing") from None
-    if not stat.S_ISREG(status.st_mode):
-        raise PackageError(f"{path.name} is not a plain file")
-    return status.st_size
-
-
-def _entry(path: Path) -> FileEntry:
-    return FileEntry(name=path.name, size=path.stat().st_size, sha256=_sha256(path))
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+def _manifest(path: Path, limits: Limits) -> Manifest:
+    return read_document(path, Manifest, format=GRAPH_FORMAT, limit=limits.manifest_bytes)
