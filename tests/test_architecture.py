@@ -23,12 +23,26 @@ ROOMS = {
     "wire": PLAIN,
     "planning": PLAIN | {"stage"},
     "provider": PLAIN | {"stage", "wire"},
-    "server": PLAIN | {"stage", "wire", "planning"},
+    "recipes": PLAIN,
+    "data": PLAIN | {"recipes"},
+    "client": PLAIN,
+    "agent": PLAIN | {"client", "stage"},
+    "server": PLAIN | {"stage", "wire", "planning", "recipes", "data"},
     "launch": PLAIN,
     "sim": PLAIN | {"planning"},
 }
 # The documented faces may import every room and each other; `ravnest` is the package itself.
-FACES = {"ravnest", "node", "trainer", "callbacks", "utils", "operations", "demo"}
+FACES = {
+    "ravnest",
+    "node",
+    "trainer",
+    "callbacks",
+    "utils",
+    "operations",
+    "demo",
+    "session",
+    "worker",
+}
 ALLOWED = {
     **ROOMS,
     **dict.fromkeys(FACES, set(ROOMS) | FACES),

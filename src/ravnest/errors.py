@@ -9,6 +9,9 @@
     ├── FusionError     the trained stages do not add up to one model
     ├── InputError      a batch does not suit the model as it was planned
     ├── NodeError       a Node or Trainer was given something it cannot work with
+    ├── TokenError      a token or credential is none, or is not accepted
+    ├── JobError        a job cannot be submitted, or not be steered like that
+    ├── ServerError     the server cannot be reached, is not who it should be, or says no
     └── RunError        a run that had begun cannot go on
         ├── WireError   what arrived over the network is damaged, foreign or too large
         ├── PeerError   another provider cannot be reached, has died or has failed
@@ -53,6 +56,18 @@ class InputError(RavnestError, ValueError):
 
 class NodeError(RavnestError, ValueError):
     """A Node or Trainer cannot be made from these arguments."""
+
+
+class TokenError(RavnestError, ValueError):
+    """A token is malformed, expired, spent, revoked or of the wrong role."""
+
+
+class JobError(RavnestError, ValueError):
+    """A job was refused; the message names the part of it and the reason."""
+
+
+class ServerError(RavnestError, ValueError):
+    """The conversation with a server failed."""
 
 
 class RunError(RavnestError, RuntimeError):

@@ -45,7 +45,7 @@ Parameters = dict[str, Scalar | list[Scalar]]
 
 
 class Strict(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Data made by others. A field nobody knows is refused: skipping it might change the meaning."""
+    """Data made by others. A field nobody knows is refused: without it, the rest may mislead."""
 
 
 class Shown(msgspec.Struct, frozen=True, kw_only=True):
