@@ -60,6 +60,12 @@ MISTAKES = {
     "clip by a word": ({"clip_grad_norm": "a"}, "clip_grad_norm is 'a'"),
     "unknown transport": ({"transport": "udp"}, "expected one of 'grpc', 'tcp'"),
     "secrets over tcp": ({"transport": "tcp", "tls": TlsFiles("a", "b", "c")}, "does not encrypt"),
+    "a route to nowhere": (
+        {"routes": {"provider-7:1": "nowhere"}},
+        "the route from 'provider-7:1' to 'nowhere': 'nowhere' is no address",
+    ),
+    "listen by number": ({"listen": 8080}, "listen: 8080 is no address; expected host:port"),
+    "no bandwidth": ({"bandwidth_mbps": 0}, "bandwidth_mbps is 0; expected a number above 0"),
     "unknown schedule": ({"schedule": "eager"}, "expected one of 'async', 'sync'"),
     "unknown precision": ({"precision": "int4"}, "precision is 'int4'"),
     "a mode alone": ({"averaging": "blocking"}, r"averaging is 'blocking'; expected Averaging\("),

@@ -54,6 +54,7 @@ from ravnest.stage.package import load_package
 from ravnest.wire import messages
 from ravnest.wire.networks import network_for
 from ravnest.wire.peers import Patience
+from ravnest.wire.routes import Routes, split_address
 from ravnest.wire.security import TlsFiles
 
 _RESULTS_UNDER_WAY = 16
@@ -107,6 +108,9 @@ class Node:
         metrics: Mapping[str, Metric] | None = None,
         transport: Literal["grpc", "tcp"] = "grpc",
         tls: TlsFiles | None = None,
+        routes: Mapping[str, str] | None = None,
+        listen: str | None = None,
+        bandwidth_mbps: float | None = None,
         patience: Patience | None = None,
         farewell_s: float = 600.0,
         node_data: str | Path | None = None,
@@ -164,7 +168,12 @@ class Node:
             average_optim=bool(average_optim),
             compression=packing,
         )
-        self._make_network = network_for(transport, tls)
+        if listen is not None:
+            split_address(listen, "listen")
+        self._listen = listen or self.document.listen
+        self._make_network = network_for(
+            transport, tls, Routes(routes), positive_number("bandwidth_mbps", bandwidth_mbps)
+        )
         self._patience = made_with(Patience, "patience", patience)
         self._inputs = BatchInputs(self._graph)
         self._numbers = BatchNumbers(
@@ -238,7 +247,7 @@ class Node:
             Place(
                 run=document.plan_id,
                 node=self.name,
-                listen=document.listen,
+                listen=self._listen,
                 previous=document.previous,
                 next=document.next,
             ),

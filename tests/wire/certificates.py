@@ -20,10 +20,11 @@ class Authority:
         self._name = _named(name)
         self.certificate = self._sign(self._key, self._name, authority=True)
 
-    def keys(self, name, *, mutual=True, trusts=None, valid=True) -> TlsKeys:
-        """A provider's certificate for 127.0.0.1; it trusts this authority or another one."""
+    def keys(self, name, *, mutual=True, trusts=None, valid=True, dns=(), name_of=None) -> TlsKeys:
+        """A provider's certificate, for 127.0.0.1 unless it is for other names; it trusts this
+        authority or another one."""
         key = ec.generate_private_key(ec.SECP256R1())
-        certificate = self._sign(key, _named(name), authority=False, valid=valid)
+        certificate = self._sign(key, _named(name), authority=False, valid=valid, dns=dns)
         return TlsKeys(
             authority=_pem(trusts or self.certificate),
             certificate=_pem(certificate),
@@ -33,9 +34,10 @@ class Authority:
                 serialization.NoEncryption(),
             ),
             mutual=mutual,
+            name_of=name_of,
         )
 
-    def _sign(self, key, subject, *, authority, valid=True):
+    def _sign(self, key, subject, *, authority, valid=True, dns=()):
         now = datetime.datetime.now(datetime.UTC)
         begins = now - _LIFE
         builder = (
@@ -50,7 +52,8 @@ class Authority:
         )
         if not authority:
             here = x509.IPAddress(ipaddress.ip_address("127.0.0.1"))
-            builder = builder.add_extension(x509.SubjectAlternativeName([here]), critical=False)
+            names = [x509.DNSName(name) for name in dns] or [here]
+            builder = builder.add_extension(x509.SubjectAlternativeName(names), critical=False)
         return builder.sign(self._key, hashes.SHA256())
 
 

@@ -114,7 +114,7 @@ class Endpoint:
             logger.warning("refused a caller: %s", error)
             await refuse(stream, str(error))
             return
-        problem = self._problem_with(hello)
+        problem = self._problem_with(hello, stream)
         if problem is not None:
             logger.warning("refused a caller: %s", problem)
             await refuse(stream, problem)
@@ -123,9 +123,11 @@ class Endpoint:
         link = self._links.get(hello.node) or await self.reach(hello.node)
         await link.adopt(stream, hello)
 
-    def _problem_with(self, hello: Hello | Refused) -> str | None:
+    def _problem_with(self, hello: Hello | Refused, stream: ChunkStream) -> str | None:
         if isinstance(hello, Refused):
             return "a stream begins with a refusal"
+        if (doubt := stream.doubt(hello.node)) is not None:
+            return doubt
         if hello.run != self._me.run:
             # Not which: whoever knows the run could pretend to be part of it.
             return (

@@ -167,7 +167,7 @@ class Flow:
                 if frame.ready is not None:
                     await self._ready(frame.ready)
                 self.pace.departed(frame.sequence, frame.size, self._loop.time())
-                for parts in chunks(frame, self.session.ack()):
+                for parts in chunks(frame, self.session.ack(), stream.chunk_bytes):
                     self.traffic.sent_bytes += sum(map(len, parts))
                     await stream.write(parts)
                     parts = []

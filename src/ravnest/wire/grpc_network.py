@@ -7,7 +7,7 @@ serialisers a call moves bytes, and the method below is the only one there is.
 import asyncio
 import contextlib
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 # A DataLoader forks its workers. gRPC would run handlers of its own then, which do not survive its
@@ -18,6 +18,7 @@ import grpc
 from grpc import aio
 
 from ravnest.wire.framing import CHUNK_BYTES, Buffer
+from ravnest.wire.routes import Routes
 from ravnest.wire.security import TlsKeys
 from ravnest.wire.streams import (
     ChunkStream,
@@ -31,7 +32,7 @@ from ravnest.wire.streams import (
 _SERVICE, _METHOD = "ravnest.Wire", "Stream"
 _LARGEST = 2 * CHUNK_BYTES
 _KEEPALIVE_MS, _KEEPALIVE_TIMEOUT_MS = 5_000, 5_000
-_OPTIONS: Sequence[tuple[str, int]] = (
+_OPTIONS: Sequence[tuple[str, int | str]] = (
     ("grpc.max_receive_message_length", _LARGEST),
     ("grpc.max_send_message_length", _LARGEST),
     # A neighbour that froze or fell off the network is noticed, not waited for.
@@ -70,14 +71,15 @@ _CALL_IS_OVER = (aio.AioRpcError, aio.BaseError, asyncio.InvalidStateError)
 class GrpcNetwork:
     """The network over which providers of different machines meet."""
 
-    def __init__(self, tls: TlsKeys | None = None) -> None:
+    def __init__(self, tls: TlsKeys | None = None, routes: Routes | None = None) -> None:
         self._tls = tls
+        self._routes = routes or Routes()
         self._server: aio.Server | None = None
         self._channels: dict[str, aio.Channel] = {}
 
     async def listen(self, address: str, handler: StreamHandler) -> None:
         async def serve(_: Any, context: Any) -> None:
-            await handler(_ServerStream(context))
+            await handler(_ServerStream(context, self._tls))
 
         method = grpc.stream_stream_rpc_method_handler(serve)
         server = aio.server(options=_SERVER_OPTIONS)
@@ -108,9 +110,16 @@ class GrpcNetwork:
         return _ClientStream(call)
 
     def _channel(self, address: str) -> aio.Channel:
+        real, name, options = self._routes.real(address), self._routes.name_of(address), _OPTIONS
+        if name is not None:
+            # A way that was looked for leads there as it is, not by way of a proxy.
+            options = (*options, ("grpc.enable_http_proxy", 0))
         if self._tls is None:
-            return aio.insecure_channel(address, options=_OPTIONS)
-        return aio.secure_channel(address, _client_credentials(self._tls), options=_OPTIONS)
+            return aio.insecure_channel(real, options=options)
+        if name is not None:
+            # Whoever answers must be the one of the plan, wherever the way leads.
+            options = (*options, ("grpc.ssl_target_name_override", name))
+        return aio.secure_channel(real, _client_credentials(self._tls), options=options)
 
     async def close(self) -> None:
         for channel in self._channels.values():
@@ -143,6 +152,8 @@ def _broken(error: Exception) -> StreamError:
 class _ClientStream:
     """The dialling side of a call."""
 
+    chunk_bytes = CHUNK_BYTES
+
     def __init__(self, call: Any) -> None:
         self._call = call
 
@@ -171,12 +182,19 @@ class _ClientStream:
     def abandon(self) -> None:
         self._call.cancel()
 
+    def doubt(self, node: str) -> str | None:
+        """Who answers was known before anything was said."""
+        return None
+
 
 class _ServerStream:
     """The dialled side of a call."""
 
-    def __init__(self, context: Any) -> None:
+    chunk_bytes = CHUNK_BYTES
+
+    def __init__(self, context: Any, tls: TlsKeys | None) -> None:
         self._context = context
+        self._tls = tls
 
     async def read(self, room: Room = no_room) -> bytes | None:
         try:
@@ -196,3 +214,16 @@ class _ServerStream:
 
     def abandon(self) -> None:
         """The same."""
+
+    def doubt(self, node: str) -> str | None:
+        if self._tls is None:
+            return None
+        return self._tls.doubt(node, _names_in(self._context.auth_context()))
+
+
+def _names_in(shown: Mapping[str, Iterable[bytes]]) -> set[str]:
+    """Of a caller's certificate. Its common name counts only if it has no other names: so it is
+    for whoever dials, too."""
+    alternatives = any(shown.get("x509_subject_alternative_name", ()))
+    found = shown.get("peer_dns" if alternatives else "x509_common_name", ())
+    return {name.decode("utf-8", "replace") for name in found}

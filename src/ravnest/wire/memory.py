@@ -8,7 +8,7 @@ import asyncio
 from collections import defaultdict, deque
 from collections.abc import Sequence
 
-from ravnest.wire.framing import Buffer
+from ravnest.wire.framing import CHUNK_BYTES, Buffer
 from ravnest.wire.streams import (
     ChunkStream,
     ListenError,
@@ -102,6 +102,8 @@ class _Pipe:
 class _End:
     """One side of a pipe."""
 
+    chunk_bytes = CHUNK_BYTES
+
     def __init__(self, pipe: _Pipe, here: int) -> None:
         self._pipe, self._here, self._there = pipe, here, 1 - here
 
@@ -138,6 +140,9 @@ class _End:
 
     def abandon(self) -> None:
         """Nothing is held that would have to be given back."""
+
+    def doubt(self, node: str) -> str | None:
+        return None
 
     def _check(self) -> None:
         if self._pipe.broken:

@@ -54,6 +54,16 @@ class ChunkStream(Protocol):
         """Nobody uses this stream any more, however it ended; may be called again."""
         ...
 
+    @property
+    def chunk_bytes(self) -> int:
+        """What a frame is best divided into."""
+        ...
+
+    def doubt(self, node: str) -> str | None:
+        """Why the other side cannot be this node, as far as the network can tell; None if it may
+        be. Networks that do not know who calls doubt nobody."""
+        ...
+
 
 StreamHandler = Callable[[ChunkStream], Awaitable[None]]
 

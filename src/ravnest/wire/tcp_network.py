@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from ravnest.wire.framing import CHUNK_BYTES, Buffer
+from ravnest.wire.routes import Routes
 from ravnest.wire.streams import (
     ChunkStream,
     ListenError,
@@ -39,7 +40,14 @@ _SEND_BUFFER = 8 << 20
 class TcpNetwork:
     """One connection per stream."""
 
-    def __init__(self, *, life_s: float = _LIFE_S, silence_s: float = _SILENCE_S) -> None:
+    def __init__(
+        self,
+        *,
+        life_s: float = _LIFE_S,
+        silence_s: float = _SILENCE_S,
+        routes: Routes | None = None,
+    ) -> None:
+        self._routes = routes or Routes()
         self._life_s, self._silence_s = life_s, silence_s
         self._send_buffer = _larger_send_buffer()
         self._server: socket.socket | None = None
@@ -85,7 +93,7 @@ class TcpNetwork:
         task.add_done_callback(self._tasks.discard)
 
     async def dial(self, address: str) -> ChunkStream:
-        host, _, port = address.rpartition(":")
+        host, _, port = self._routes.real(address).rpartition(":")
         try:
             places = await _resolved(host.strip("[]"), int(port))
         except OSError as error:
@@ -171,6 +179,8 @@ async def _connected(family: int, where: Any) -> socket.socket:
 
 class _TcpStream:
     """Both directions of one connection. One task reads, one writes."""
+
+    chunk_bytes = CHUNK_BYTES
 
     def __init__(
         self,
@@ -349,6 +359,9 @@ class _TcpStream:
 
     def abandon(self) -> None:
         self.end()
+
+    def doubt(self, node: str) -> str | None:
+        return None
 
     def end(self, reason: str = "the connection is over") -> None:
         """Give the connection up; whoever waits on it is told."""
