@@ -6,3 +6,8 @@ is in the file of each pair; how it travels is known to `server`, `agent` and `s
 
 VERSION = 1
 """Of the protocol; in the path of every request (`/api/v1`)."""
+
+DEFAULT_PORT = 8470
+"""Of a server; what an address without a port means."""
+SERVER_NAME = "ravnest-server"
+"""In the certificate of every server: clients verify this name, whatever address they dialled."""

@@ -1,0 +1,11 @@
+"""Talking to a server over HTTPS: who it is, what is asked, what its answers mean.
+
+    address.py     what people type ► scheme, host, port
+    trust.py       the server's authority, known by the fingerprint in a token
+    answers.py     an answer that is no success, or none at all ► an error in plain words
+    http.py        requests and answers as data; files up and down, whole or resumed
+    stream.py      server-sent events, taken up again when the line breaks
+    known.py       which server and which token, if nothing else was said
+
+Knows nothing about jobs, providers or pools beyond the structures in `api`.
+"""

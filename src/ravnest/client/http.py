@@ -1,0 +1,184 @@
+"""Requests to a server: structures in, structures out, files both ways, errors in its own words.
+
+One client may be used by several threads. Nothing here retries what might have been done already;
+files are told by their content, so their transfers are taken up again where they broke off.
+"""
+
+import contextlib
+import hashlib
+import ssl
+import threading
+from collections.abc import Collection, Iterator, Mapping
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from types import TracebackType
+from typing import Any, TypeVar
+
+import httpx
+import msgspec
+
+from ravnest.api.limits import encode
+from ravnest.client.address import ServerAddress
+from ravnest.client.answers import failure_in_words, refusal
+from ravnest.client.trust import pinned_context
+from ravnest.errors import ServerError
+
+Query = Mapping[str, str | int | float]
+_Answer = TypeVar("_Answer")
+_MOST_ANSWER_BYTES = 256 << 20
+_TIMEOUT = httpx.Timeout(60.0, connect=15.0)
+
+
+class HttpClient:
+    """A server, seen from a program that holds a token or a credential (`bearer`).
+
+    `authority` is the PEM certificate that `fetch_authority` has given; None only without TLS.
+    """
+
+    def __init__(
+        self,
+        address: ServerAddress,
+        *,
+        authority: str | None,
+        bearer: str | None = None,
+        timeout_s: float | None = None,
+    ) -> None:
+        self.address = address
+        self.authority = authority
+        self.bearer = bearer
+        self.closed = threading.Event()
+        """Ends whatever waits between two attempts."""
+        if authority is None and address.scheme == "https":
+            raise ServerError(f"{address} is not known yet: its authority has to be fetched first")
+        self.context: ssl.SSLContext | None = pinned_context(authority) if authority else None
+        timeout = _TIMEOUT if timeout_s is None else httpx.Timeout(timeout_s)
+        headers = {"User-Agent": f"ravnest/{_version()}"}
+        if bearer is not None:
+            headers["Authorization"] = f"Bearer {bearer}"
+        self._http = httpx.Client(
+            verify=self.context or True,
+            headers=headers,
+            timeout=timeout,
+            trust_env=not address.is_local,
+        )
+
+    # ---- structures ----
+
+    def get(self, path: str, kind: type[_Answer], **query: str | int | float) -> _Answer:
+        """`path` begins behind /api/v1, with a slash."""
+        return self._decoded(path, self._asked("GET", path, query=query), kind)
+
+    def get_bytes(self, path: str, **query: str | int | float) -> bytes:
+        return self._asked("GET", path, query=query)
+
+    def get_text(self, path: str, **query: str | int | float) -> str:
+        return self.get_bytes(path, **query).decode("utf-8", errors="replace")
+
+    def post(
+        self, path: str, body: msgspec.Struct | None, kind: type[_Answer], **query: str | int
+    ) -> _Answer:
+        """`kind` is what the answer is decoded as; `type(None)` if it does not matter."""
+        content = b"" if body is None else encode(body)
+        answer = self._asked("POST", path, content=content, query=query)
+        return self._decoded(path, answer, kind)
+
+    def delete(self, path: str) -> None:
+        self._asked("DELETE", path)
+
+    def exists(self, path: str) -> bool:
+        """What HEAD says: there, or not."""
+        with self.open("HEAD", path, accept={404}) as answer:
+            return answer.status_code != 404
+
+    def _asked(
+        self, method: str, path: str, *, content: bytes | None = None, query: Query | None = None
+    ) -> bytes:
+        headers = {"Content-Type": "application/json"} if content else {}
+        with self.open(method, path, content=content, query=query, headers=headers) as answer:
+            return self._read(answer, path)
+
+    def _read(self, answer: httpx.Response, path: str) -> bytes:
+        body = bytearray()
+        for piece in answer.iter_bytes():
+            body += piece
+            if len(body) > _MOST_ANSWER_BYTES:
+                raise ServerError(f"{self.address}: the answer to {path} is too large")
+        return bytes(body)
+
+    def _decoded(self, path: str, body: bytes, kind: type[_Answer]) -> _Answer:
+        if kind is type(None):
+            return None
+        try:
+            return msgspec.json.decode(body, type=kind)
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            raise ServerError(
+                f"{self.address} answers to {path} with something this release does not "
+                f"understand ({error}); do server and client have the same version?"
+            ) from error
+
+    # ---- below structures ----
+
+    @contextlib.contextmanager
+    def open(
+        self,
+        method: str,
+        path: str,
+        *,
+        content: bytes | Iterator[bytes] | None = None,
+        query: Query | None = None,
+        headers: Mapping[str, str] | None = None,
+        accept: Collection[int] = (),
+        timeout_s: float | None = None,
+    ) -> Iterator[httpx.Response]:
+        """An answer whose body has not been read: a success, or a status in `accept`."""
+        options: dict[str, Any] = {}
+        if timeout_s is not None:
+            options["timeout"] = httpx.Timeout(timeout_s)
+        try:
+            with self._http.stream(
+                method,
+                self.address.api + path,
+                content=content,
+                params=query or None,
+                headers=headers,
+                **options,
+            ) as answer:
+                if not answer.is_success and answer.status_code not in accept:
+                    raise refusal(answer.status_code, self._read(answer, path), path)
+                yield answer
+        except httpx.TransportError as error:
+            raise BrokenOffError(failure_in_words(error, self.address)) from error
+
+    def close(self) -> None:
+        self.closed.set()
+        self._http.close()
+
+    def __enter__(self) -> "HttpClient":
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+class BrokenOffError(ServerError):
+    """No answer, or only a part of one: nothing that the server has said. Worth another attempt,
+    unless it is the very first one that fails."""
+
+
+def hash_file(path: Path) -> tuple[str, int]:
+    """SHA-256 and size."""
+    with path.open("rb") as file:
+        sha256 = hashlib.file_digest(file, "sha256").hexdigest()
+        return sha256, file.tell()
+
+
+def _version() -> str:
+    try:
+        return version("ravnest")
+    except PackageNotFoundError:  # run from a source tree that was never installed
+        return "0+unknown"

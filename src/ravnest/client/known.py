@@ -1,0 +1,166 @@
+"""Which server is meant, and with which token: what was said, else the environment, else what was
+used last on this machine, else the server that runs here.
+
+    ~/.ravnest/servers.json    servers that this user has used, with token and authority (0600)
+    ~/.ravnest/server/         a server's own folder, if one runs here (see `server`)
+"""
+
+import os
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from ravnest.api import DEFAULT_PORT
+from ravnest.api.tokens import Token
+from ravnest.client.address import ServerAddress
+from ravnest.client.http import HttpClient
+from ravnest.client.trust import fetch_authority
+from ravnest.errors import ServerError, TokenError
+
+SERVER_VARIABLE, TOKEN_VARIABLE = "RAVNEST_SERVER", "RAVNEST_TOKEN"
+OPERATOR_TOKEN = "operator.token"
+ADDRESS_FILE = "address"
+"""In the folder of a server: where it can be reached from this machine."""
+
+
+class KnownServer(msgspec.Struct, kw_only=True):
+    token: str = ""
+    authority: str = ""
+    used_at: float = 0.0
+
+
+class KnownServers(msgspec.Struct, kw_only=True):
+    """The file. Keys are addresses as `str(ServerAddress)` writes them."""
+
+    servers: dict[str, KnownServer] = msgspec.field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Access:
+    """Enough to talk to a server. `authority` is None as long as it has not been fetched."""
+
+    address: ServerAddress
+    token: str | None = None
+    authority: str | None = None
+
+
+def home() -> Path:
+    """Where this user's files of Ravnest are; RAVNEST_HOME moves them."""
+    return Path(os.environ.get("RAVNEST_HOME") or Path.home() / ".ravnest")
+
+
+def find_access(
+    server: str | None = None,
+    token: str | None = None,
+    *,
+    insecure: bool = False,
+    environment: Mapping[str, str] = os.environ,
+    folder: Path | None = None,
+) -> Access:
+    """What to use, from what was said and what is known. Talks to nobody."""
+    folder = folder or home()
+    server = server or environment.get(SERVER_VARIABLE) or None
+    token = token or environment.get(TOKEN_VARIABLE) or None
+    if token is not None:
+        token = str(Token.parse(token))
+    known = read_known(folder).servers
+    address = ServerAddress.parse(server, insecure=insecure) if server else None
+    if address is None:
+        address = _last_used(known) or _local_address(folder)
+    if address is None:
+        raise ServerError(
+            "no server is known on this machine: name one with --server https://host:port (or "
+            f"{SERVER_VARIABLE}), and the token that its operator has given you with --token (or "
+            f"{TOKEN_VARIABLE})"
+        )
+    entry = known.get(str(address), KnownServer())
+    found = token or entry.token or _operator_token(folder, address) or None
+    return Access(address, found, _authority_for(found, entry))
+
+
+def open_client(access: Access, *, remember_in: Path | None = None) -> HttpClient:
+    """A client for it; the authority is fetched and checked if it is not known yet. With
+    `remember_in`, the next call of `find_access` there finds this server."""
+    if access.address.scheme == "https" and access.authority is None:
+        if access.token is None:
+            raise TokenError(
+                f"a token is needed to recognise {access.address}: give --token (or "
+                f"{TOKEN_VARIABLE}); its operator makes one with `ravnest token`"
+            )
+        fingerprint = Token.parse(access.token).fingerprint
+        access = Access(access.address, access.token, fetch_authority(access.address, fingerprint))
+    if remember_in is not None:
+        remember(access, remember_in)
+    return HttpClient(access.address, authority=access.authority, bearer=access.token)
+
+
+def read_known(folder: Path) -> KnownServers:
+    path = folder / "servers.json"
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=KnownServers)
+    except FileNotFoundError:
+        return KnownServers()
+    except msgspec.DecodeError as error:
+        raise ServerError(f"{path} cannot be understood ({error}); remove it") from error
+
+
+def remember(access: Access, folder: Path) -> None:
+    known = read_known(folder)
+    known.servers[str(access.address)] = KnownServer(
+        token=access.token or "", authority=access.authority or "", used_at=time.time()
+    )
+    write_private(folder / "servers.json", msgspec.json.format(msgspec.json.encode(known)))
+
+
+def write_private(path: Path, content: bytes) -> None:
+    """Readable by this user alone, from the first moment; complete or not at all."""
+    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    fresh = path.with_name(f"{path.name}.new")
+    fresh.unlink(missing_ok=True)
+    descriptor = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    with open(descriptor, "wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+    fresh.replace(path)
+
+
+def _authority_for(token: str | None, entry: KnownServer) -> str | None:
+    """The stored one belongs to the stored token; for another token it is fetched anew."""
+    if not entry.authority or token is None:
+        return entry.authority or None
+    if entry.token and Token.parse(entry.token).fingerprint != Token.parse(token).fingerprint:
+        return None
+    return entry.authority
+
+
+def _last_used(known: Mapping[str, KnownServer]) -> ServerAddress | None:
+    if not known:
+        return None
+    latest = max(known, key=lambda address: known[address].used_at)
+    # It was let in once with --insecure, so it needs no second consent.
+    return ServerAddress.parse(latest, insecure=latest.startswith("http://"))
+
+
+def _local_address(folder: Path) -> ServerAddress | None:
+    """Of the server whose folder is here, by default beside this user's other files."""
+    if not (folder / "server" / OPERATOR_TOKEN).is_file():
+        return None
+    try:
+        text = (folder / "server" / ADDRESS_FILE).read_text().strip()
+    except FileNotFoundError:
+        text = f"https://127.0.0.1:{DEFAULT_PORT}"
+    return ServerAddress.parse(text, insecure=True)
+
+
+def _operator_token(folder: Path, address: ServerAddress) -> str | None:
+    """Whoever may read it on the server's machine is its operator."""
+    if not address.is_local:
+        return None
+    try:
+        return (folder / "server" / OPERATOR_TOKEN).read_text().strip() or None
+    except (FileNotFoundError, PermissionError):
+        return None

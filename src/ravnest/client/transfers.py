@@ -1,0 +1,179 @@
+"""Files to and from a server, each told by the hash of its content.
+
+A download goes into a file beside its place, is taken up where it broke off, and is moved into
+place when its hash is right: whoever finds a file there finds all of it. `progress` is called with
+the bytes so far and may raise to end the transfer; a download can be taken up again later.
+"""
+
+import hashlib
+import random
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from ravnest.client.http import BrokenOffError, HttpClient, hash_file
+from ravnest.errors import ServerError
+
+Progress = Callable[[int], None]
+PIECE_BYTES = 256 << 10
+_ATTEMPTS = 6
+"""In a row without a byte that came through."""
+_FIRST_DELAY_S, _LONGEST_DELAY_S = 0.5, 20.0
+
+
+def upload(
+    client: HttpClient,
+    path: str,
+    file: Path,
+    *,
+    sha256: str | None = None,
+    progress: Progress | None = None,
+) -> tuple[str, int]:
+    """PUT a file, with its hash (computed if it is not known); returns hash and size."""
+    known, size = (sha256, file.stat().st_size) if sha256 else hash_file(file)
+    headers = {"X-Sha256": known, "Content-Length": str(size)}
+    for attempt in range(_ATTEMPTS):
+        try:
+            with client.open("PUT", path, content=_pieces(file, progress), headers=headers):
+                return known, size
+        except BrokenOffError:
+            if attempt + 1 == _ATTEMPTS or client.closed.wait(delay_s(attempt)):
+                raise
+    raise AssertionError("the last attempt returns or raises")
+
+
+def upload_blob(
+    client: HttpClient,
+    file: Path,
+    *,
+    sha256: str | None = None,
+    progress: Progress | None = None,
+) -> tuple[str, int]:
+    """A file for a job, sent only if the server does not have its content yet."""
+    known, size = (sha256, file.stat().st_size) if sha256 else hash_file(file)
+    if client.exists(f"/blobs/{known}"):
+        if progress is not None:
+            progress(size)
+        return known, size
+    return upload(client, f"/blobs/{known}", file, sha256=known, progress=progress)
+
+
+def download(
+    client: HttpClient,
+    path: str,
+    target: Path,
+    *,
+    sha256: str | None = None,
+    size: int | None = None,
+    progress: Progress | None = None,
+    **query: str | int,
+) -> None:
+    """GET a file. Without `sha256` it must say its hash itself (header X-Sha256) to be checked."""
+    part = target.with_name(target.name + ".part")
+    if sha256 is None:
+        part.unlink(missing_ok=True)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    fetching = _Download(client, path, part, sha256, size, progress, query)
+    failures, before = 0, -1
+    while True:
+        try:
+            fetching.go_on()
+            break
+        except BrokenOffError:
+            failures = 1 if fetching.done > before else failures + 1
+            before = fetching.done
+            if failures == _ATTEMPTS or client.closed.wait(delay_s(failures - 1)):
+                raise
+    fetching.check()
+    part.replace(target)
+
+
+class _Download:
+    """What is known of a file while it comes."""
+
+    def __init__(
+        self,
+        client: HttpClient,
+        path: str,
+        part: Path,
+        sha256: str | None,
+        size: int | None,
+        progress: Progress | None,
+        query: dict[str, str | int],
+    ) -> None:
+        self._client, self._path, self._part = client, path, part
+        self._sha256, self._size = sha256, size
+        self._progress, self._query = progress, query
+        self._tag: str | None = None
+        self._hash = hashlib.sha256()
+        self.done = 0
+        if part.exists():
+            self._take_up()
+
+    def _take_up(self) -> None:
+        if self._size is not None and self._part.stat().st_size > self._size:
+            self._part.unlink()
+            return
+        with self._part.open("rb") as file:
+            while piece := file.read(PIECE_BYTES):
+                self._hash.update(piece)
+                self.done += len(piece)
+
+    def _from_the_start(self) -> None:
+        self._hash = hashlib.sha256()
+        self.done = 0
+
+    def go_on(self) -> None:
+        if self._size is not None and self.done == self._size and self._part.exists():
+            return
+        headers = {}
+        if self.done:
+            headers["Range"] = f"bytes={self.done}-"
+            if self._tag:
+                # Another content under the same name must not become the rest of this one.
+                headers["If-Range"] = self._tag
+        with self._client.open(
+            "GET", self._path, query=self._query, headers=headers, accept={416}
+        ) as answer:
+            if answer.status_code == 416:
+                self._part.unlink(missing_ok=True)
+                self._from_the_start()
+                raise BrokenOffError(f"{self._client.address}: {self._path} is shorter than before")
+            if answer.status_code != 206:
+                self._from_the_start()
+            self._tag = answer.headers.get("ETag", self._tag)
+            self._sha256 = self._sha256 or answer.headers.get("X-Sha256")
+            with self._part.open("ab" if self.done else "wb") as file:
+                for piece in answer.iter_bytes(PIECE_BYTES):
+                    self.done += len(piece)
+                    if self._size is not None and self.done > self._size:
+                        raise ServerError(f"{self._path} is larger than the {self._size} announced")
+                    file.write(piece)
+                    self._hash.update(piece)
+                    if self._progress is not None:
+                        self._progress(self.done)
+
+    def check(self) -> None:
+        right_size = self._size is None or self.done == self._size
+        if right_size and self._sha256 in (None, self._hash.hexdigest()):
+            return
+        self._part.unlink()
+        raise ServerError(
+            f"{self._path} came from {self._client.address} with another content than announced "
+            f"({self.done} bytes); nothing of it is kept"
+        )
+
+
+def _pieces(file: Path, progress: Progress | None) -> Iterator[bytes]:
+    done = 0
+    with file.open("rb") as opened:
+        while piece := opened.read(PIECE_BYTES):
+            yield piece
+            done += len(piece)
+            if progress is not None:
+                progress(done)
+
+
+def delay_s(attempt: int) -> float:
+    """Before the next attempt: longer every time, and never the same for many at once."""
+    longest: float = min(_LONGEST_DELAY_S, _FIRST_DELAY_S * 2.0**attempt)
+    return longest * random.uniform(0.5, 1.0)

@@ -1,0 +1,78 @@
+"""Who a server is: its authority, pinned by the fingerprint that every token carries.
+
+The authority's certificate is fetched once from whoever answers, without trust, and compared with
+the fingerprint. From then on only certificates that this authority has signed are accepted, and
+only such that are made out to the fixed name of a server: the address that was dialled may be any.
+"""
+
+import ssl
+from typing import Any
+
+import httpx
+
+from ravnest.api import SERVER_NAME
+from ravnest.api.tokens import fingerprint_of
+from ravnest.client.address import ServerAddress
+from ravnest.client.answers import failure_in_words, refusal
+from ravnest.errors import ServerError, TokenError
+
+_MOST_AUTHORITY_BYTES = 64 << 10
+_FETCH_S = 20.0
+
+
+class PinnedContext(ssl.SSLContext):
+    """Verifies the name of a server instead of the host, whichever library makes the connection
+    and whether or not there is a proxy in between."""
+
+    def wrap_socket(self, *args: Any, **options: Any) -> ssl.SSLSocket:
+        return super().wrap_socket(*args, **{**options, "server_hostname": SERVER_NAME})
+
+    def wrap_bio(self, *args: Any, **options: Any) -> ssl.SSLObject:
+        return super().wrap_bio(*args, **{**options, "server_hostname": SERVER_NAME})
+
+
+def pinned_context(authority: str) -> ssl.SSLContext:
+    """For connections to the server whose authority (PEM) this is, and to no other."""
+    context = PinnedContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    try:
+        context.load_verify_locations(cadata=authority)
+    except ssl.SSLError as error:
+        raise ServerError(f"the certificate of the server's authority is broken: {error}") from None
+    return context
+
+
+def fingerprint_of_pem(authority: str) -> bytes:
+    try:
+        return fingerprint_of(ssl.PEM_cert_to_DER_cert(authority.strip()))
+    except ValueError as error:
+        raise ServerError(f"what the server gave as its authority is none: {error}") from None
+
+
+def fetch_authority(address: ServerAddress, fingerprint: bytes) -> str:
+    """The certificate (PEM) of the authority that the fingerprint belongs to."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    # Nothing is known about the server yet, and nothing secret is said to it on this connection.
+    context.check_hostname = False
+    context.verify_mode = ssl.CERT_NONE
+    options = {"verify": context, "timeout": _FETCH_S, "trust_env": not address.is_local}
+    url = f"{address.api}/authority"
+    received = bytearray()
+    try:
+        with httpx.Client(**options) as client, client.stream("GET", url) as answer:  # type: ignore[arg-type]
+            for piece in answer.iter_bytes():
+                received += piece
+                if len(received) > _MOST_AUTHORITY_BYTES:
+                    raise ServerError(f"{address} is no Ravnest server: its authority is too large")
+    except httpx.HTTPError as error:
+        raise ServerError(failure_in_words(error, address)) from error
+    if answer.status_code != 200:
+        raise refusal(answer.status_code, bytes(received), url)
+    authority = received.decode("ascii", errors="replace")
+    if fingerprint_of_pem(authority) != fingerprint:
+        raise TokenError(
+            f"{address} is not the server that the token is from: its authority has another "
+            "fingerprint. Is the address right? If it is, do not send anything there: either the "
+            "server was set up anew and the token is an old one, or somebody is in between"
+        )
+    return authority
