@@ -3,7 +3,8 @@
     address.py     what people type ► scheme, host, port
     trust.py       the server's authority, known by the fingerprint in a token
     answers.py     an answer that is no success, or none at all ► an error in plain words
-    http.py        requests and answers as data; files up and down, whole or resumed
+    http.py        requests and answers as data
+    transfers.py   files by their hash: sent once, fetched in parts, checked, put in place
     stream.py      server-sent events, taken up again when the line breaks
     known.py       which server and which token, if nothing else was said
 

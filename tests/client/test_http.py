@@ -1,0 +1,191 @@
+"""Requests, answers and the many ways in which there is none."""
+
+import socket
+import ssl
+
+import msgspec
+import pytest
+from certificates import Authority
+from scripted import Scripted, body_of, break_off, say
+
+from ravnest.api.requests import Health, JobAction
+from ravnest.client.address import ServerAddress
+from ravnest.client.answers import AnswerError
+from ravnest.client.http import BrokenOffError, HttpClient
+from ravnest.client.trust import fetch_authority, fingerprint_of_pem
+from ravnest.errors import JobError, ServerError, TokenError
+
+
+@pytest.fixture(scope="module")
+def server():
+    with Scripted() as running:
+        yield running
+
+
+def test_structures_go_both_ways_with_the_bearer(server):
+    seen = []
+
+    def act(handler):
+        seen.append(msgspec.json.decode(body_of(handler), type=JobAction))
+        say(handler, 200, '{"status": "ok", "version": "9", "new": 1}')
+
+    server.answers["POST", "/api/v1/jobs/j1/action"] = act
+    with server.client() as client:
+        health = client.post("/jobs/j1/action", JobAction(action="stop"), Health)
+    assert health == Health(status="ok", version="9")
+    assert seen == [JobAction(action="stop")]
+    _, _, headers = server.seen[-1]
+    assert headers["Authorization"] == "Bearer secret"
+    assert headers["User-Agent"].startswith("ravnest/")
+
+
+def test_a_query_is_part_of_the_request(server):
+    server.answers["GET", "/api/v1/jobs/j1/plan"] = lambda handler: say(handler, 200, "a → b")
+    with server.client() as client:
+        assert client.get_text("/jobs/j1/plan", seconds=20) == "a → b"
+    assert server.seen[-1][1] == "/api/v1/jobs/j1/plan?seconds=20"
+
+
+def test_head_tells_whether_something_is_there(server):
+    server.answers["HEAD", "/api/v1/blobs/aa"] = lambda handler: say(handler, 200, "")
+    with server.client() as client:
+        assert client.exists("/blobs/aa")
+        assert not client.exists("/blobs/bb")
+
+
+@pytest.mark.parametrize(
+    ("path", "status", "kind"),
+    [
+        ("/overview", 401, TokenError),
+        ("/jobs/j1", 403, TokenError),
+        ("/jobs", 409, JobError),
+        ("/jobs", 422, JobError),
+        ("/jobs", 429, ServerError),
+        ("/jobs", 503, ServerError),
+        ("/enrol", 400, ServerError),
+    ],
+)
+def test_a_refusal_comes_out_in_the_servers_words(server, path, status, kind):
+    problem = '{"error": "the token has expired; ask for another", "code": "unauthorized"}'
+    server.answers["GET", f"/api/v1{path}"] = lambda handler: say(handler, status, problem)
+    with server.client() as client, pytest.raises(kind) as refused:
+        client.get(path, Health)
+    assert str(refused.value) == "the token has expired; ask for another"
+    assert isinstance(refused.value, AnswerError)
+    assert (refused.value.status, refused.value.code) == (status, "unauthorized")
+    assert refused.value.body == problem.encode()
+
+
+def test_an_answer_in_nobodys_words_is_quoted_shortly(server):
+    page = "<html>" + "x" * 1000
+    server.answers["GET", "/api/v1/overview"] = lambda handler: say(handler, 502, page)
+    with server.client() as client, pytest.raises(ServerError, match="status 502: <html>x") as said:
+        client.get("/overview", Health)
+    assert len(str(said.value)) < 300
+
+
+def test_an_answer_of_another_kind_asks_for_the_same_version(server):
+    server.answers["GET", "/api/v1/overview"] = lambda handler: say(handler, 200, '{"status": 7}')
+    with server.client() as client, pytest.raises(ServerError, match="same version"):
+        client.get("/overview", Health)
+
+
+def test_a_connection_that_breaks_is_told_from_an_answer(server):
+    server.answers["GET", "/api/v1/overview"] = break_off
+    with server.client() as client, pytest.raises(BrokenOffError) as broken:
+        client.get("/overview", Health)
+    assert str(server.address) in str(broken.value)
+
+
+def test_a_server_that_is_not_there_is_asked_about():
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+    address = ServerAddress("127.0.0.1", port)
+    with pytest.raises(ServerError, match=f"is the server running at https://127.0.0.1:{port}"):
+        fetch_authority(address, b"")
+
+
+def test_a_server_that_says_nothing_is_not_waited_for_for_ever():
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        address = ServerAddress("127.0.0.1", silent.getsockname()[1], "http")
+        with (
+            HttpClient(address, authority=None, timeout_s=0.05) as client,
+            pytest.raises(BrokenOffError, match="does not answer in time"),
+        ):
+            client.get("/overview", Health)
+
+
+# ---- who the server is ----
+
+
+def test_the_authority_is_fetched_and_compared_with_the_token(server):
+    token = server.token()
+    assert fetch_authority(server.address, token.fingerprint) == server.pem
+
+
+def test_another_servers_token_does_not_fit(server):
+    other = fingerprint_of_pem(Authority().keys("x").authority.decode())
+    with pytest.raises(TokenError, match="is not the server that the token is from"):
+        fetch_authority(server.address, other)
+
+
+@pytest.mark.parametrize("content", ["no certificate", "x" * 100_000])
+def test_something_else_than_an_authority_is_refused(content):
+    with Scripted() as server:
+        server.answers["GET", "/api/v1/authority"] = lambda handler: say(handler, 200, content)
+        with pytest.raises(ServerError, match="authority"):
+            fetch_authority(server.address, b"")
+
+
+def test_a_certificate_of_another_authority_is_not_trusted():
+    with (
+        Scripted() as server,
+        HttpClient(server.address, authority=Scripted().pem, bearer="secret") as client,
+        pytest.raises(ServerError, match="not the server that is known here"),
+    ):
+        client.get("/overview", Health)
+    assert server.seen == []
+
+
+def test_a_providers_certificate_is_not_a_servers():
+    """The authority signs both; a provider must not be able to pass for the server."""
+    with (
+        Scripted(dns=("provider-7", "127.0.0.1")) as server,
+        server.client() as client,
+        pytest.raises(ServerError, match="made out to somebody else"),
+    ):
+        client.get("/overview", Health)
+    assert server.seen == []
+
+
+def test_an_expired_certificate_speaks_of_clocks():
+    with (
+        Scripted(valid=False) as server,
+        server.client() as client,
+        pytest.raises(ServerError, match=r"has expired, if it is .* set the clock"),
+    ):
+        client.get("/overview", Health)
+
+
+def test_a_server_without_tls_is_recognised():
+    with Scripted(tls=False) as server:
+        address = ServerAddress("127.0.0.1", server.address.port)
+        with pytest.raises(ServerError, match="plain HTTP"):
+            fetch_authority(address, b"")
+
+
+def test_without_an_authority_there_is_no_client():
+    with pytest.raises(ServerError, match="fetched first"):
+        HttpClient(ServerAddress("127.0.0.1", 1), authority=None)
+
+
+def test_the_name_is_pinned_also_for_libraries_that_ask_for_another(server):
+    client = server.client()
+    assert client.context is not None
+    assert client.context.verify_mode == ssl.CERT_REQUIRED
+    with (
+        socket.create_connection(("127.0.0.1", server.address.port)) as plain,
+        client.context.wrap_socket(plain, server_hostname="somewhere.else") as secure,
+    ):
+        assert secure.server_hostname == "ravnest-server"
+    client.close()

@@ -1,0 +1,95 @@
+"""Which server and which token are meant."""
+
+import stat
+
+import pytest
+from scripted import Scripted
+
+from ravnest.api import DEFAULT_PORT
+from ravnest.api.tokens import Token
+from ravnest.client.address import ServerAddress
+from ravnest.client.known import Access, find_access, open_client, remember
+from ravnest.errors import ServerError, TokenError
+
+FIRST, SECOND, OPERATOR = (
+    str(Token.make("requester", bytes([number]) * 16)) for number in (1, 1, 2)
+)
+
+
+def test_without_anything_the_two_options_are_named(tmp_path):
+    with pytest.raises(ServerError, match=r"--server .*RAVNEST_SERVER.*--token .*RAVNEST_TOKEN"):
+        find_access(environment={}, folder=tmp_path)
+
+
+def test_what_is_said_wins_over_the_environment_which_wins_over_what_is_known(tmp_path):
+    remember(Access(ServerAddress("known", 1), FIRST, "PEM"), tmp_path)
+    environment = {"RAVNEST_SERVER": "from.environment:2", "RAVNEST_TOKEN": SECOND}
+    options = {"folder": tmp_path, "environment": environment}
+    assert find_access("said:3", OPERATOR, **options).address.host == "said"
+    assert find_access("said:3", OPERATOR, **options).token == OPERATOR
+    assert find_access(**options) == Access(ServerAddress("from.environment", 2), SECOND)
+    options["environment"] = {}
+    assert find_access(**options) == Access(ServerAddress("known", 1), FIRST, "PEM")
+
+
+def test_the_last_one_used_is_meant(tmp_path):
+    remember(Access(ServerAddress("older", 1), FIRST), tmp_path)
+    remember(Access(ServerAddress("newer", 1, "http"), SECOND), tmp_path)
+    found = find_access(environment={}, folder=tmp_path)
+    assert found.address == ServerAddress("newer", 1, "http")
+    assert find_access("older:1", environment={}, folder=tmp_path).token == FIRST
+
+
+def test_an_authority_is_not_used_with_another_servers_token(tmp_path):
+    remember(Access(ServerAddress("known", 1), FIRST, "PEM"), tmp_path)
+    options = {"folder": tmp_path, "environment": {}}
+    assert find_access("known:1", SECOND, **options).authority == "PEM"
+    assert find_access("known:1", OPERATOR, **options).authority is None
+
+
+def test_on_the_servers_own_machine_nothing_has_to_be_said(tmp_path):
+    (tmp_path / "server").mkdir()
+    (tmp_path / "server" / "operator.token").write_text(OPERATOR + "\n")
+    options = {"folder": tmp_path, "environment": {}}
+    assert find_access(**options) == Access(ServerAddress("127.0.0.1", DEFAULT_PORT), OPERATOR)
+    (tmp_path / "server" / "address").write_text("https://127.0.0.1:9\n")
+    assert find_access(**options).address.port == 9
+    # Nobody else gets it.
+    assert find_access("elsewhere:1", **options).token is None
+
+
+def test_tokens_are_kept_from_other_users(tmp_path):
+    folder = tmp_path / "new"
+    remember(Access(ServerAddress("known", 1), FIRST), folder)
+    path = folder / "servers.json"
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+
+
+def test_a_damaged_file_is_named(tmp_path):
+    (tmp_path / "servers.json").write_text("{")
+    with pytest.raises(ServerError, match=r"servers\.json cannot be understood .* remove it"):
+        find_access(environment={}, folder=tmp_path)
+
+
+def test_a_slip_in_a_token_is_found_before_anybody_is_asked(tmp_path):
+    with pytest.raises(TokenError, match="copied completely"):
+        find_access("host:1", FIRST[:-3], environment={}, folder=tmp_path)
+
+
+def test_the_first_conversation_fetches_the_authority_and_the_next_one_has_it(tmp_path):
+    with Scripted() as server:
+        access = find_access(
+            str(server.address), str(server.token()), environment={}, folder=tmp_path
+        )
+        open_client(access, remember_in=tmp_path).close()
+        assert [path for _, path, _ in server.seen] == ["/api/v1/authority"]
+        again = find_access(environment={}, folder=tmp_path)
+        assert again.authority == server.pem
+        open_client(again).close()
+        assert len(server.seen) == 1
+
+
+def test_without_a_token_a_server_cannot_be_recognised():
+    with pytest.raises(TokenError, match=r"--token"):
+        open_client(Access(ServerAddress("host", 1)))
