@@ -1,0 +1,172 @@
+"""Who somebody is, and what they may do.
+
+People show tokens, machines show credentials; of both the server keeps a hash of the secret only.
+What each may do is one table. This module neither stores nor listens: it is given records and the
+time, and gives back records to be kept.
+"""
+
+import hmac
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Literal
+
+import msgspec
+
+from ravnest.api.requests import NewToken, Role, TokenShown
+from ravnest.api.tokens import Credential, Token, digest_of
+from ravnest.errors import TokenError
+
+Kind = Role | Literal["machine", "onlooker"]
+"""machine: an enrolled provider. onlooker: without a token, where that is allowed."""
+Right = Literal["enrol", "work", "look", "submit", "fetch", "steer", "operate"]
+
+MAY: dict[Right, frozenset[Kind]] = {
+    "enrol": frozenset({"provider"}),
+    "work": frozenset({"machine"}),
+    "look": frozenset({"onlooker", "viewer", "requester", "operator"}),
+    "submit": frozenset({"requester", "operator"}),
+    "fetch": frozenset({"requester", "operator"}),
+    # Their own jobs; an operator everybody's.
+    "steer": frozenset({"requester", "operator"}),
+    "operate": frozenset({"operator"}),
+}
+"""What each kind of caller may do."""
+
+MOST_TOKENS = 10_000
+_NOBODY = digest_of("")
+
+
+@dataclass(frozen=True)
+class Caller:
+    kind: Kind
+    name: str
+    token: str | None = None
+    provider: int | None = None
+
+    def may(self, right: Right) -> bool:
+        return self.kind in MAY[right]
+
+    @property
+    def key(self) -> str:
+        """What this caller's rates are counted under; no secret."""
+        return f"provider-{self.provider}" if self.provider is not None else self.token or self.name
+
+
+ONLOOKER = Caller("onlooker", "onlooker")
+
+
+class TokenRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """A token as it is stored: without what it takes to use it."""
+
+    id: str
+    role: Role
+    name: str
+    digest: str
+    made_at: float
+    expires_at: float
+    uses_left: int | None = None
+    revoked: bool = False
+
+    def shown(self) -> TokenShown:
+        return TokenShown(
+            id=self.id,
+            role=self.role,
+            name=self.name,
+            made_at=self.made_at,
+            expires_at=self.expires_at,
+            uses_left=self.uses_left,
+            revoked=self.revoked,
+        )
+
+    def fault(self, now: float) -> str | None:
+        """Why it is not accepted although it is genuine."""
+        if self.revoked:
+            return "this token has been revoked; ask the operator for a new one"
+        if now >= self.expires_at:
+            return "this token has expired; ask the operator for a new one (ravnest token make)"
+        if self.uses_left == 0:
+            return "this token has been used as often as it may be; ask the operator for a new one"
+        return None
+
+
+class Access:
+    """All tokens of a server. Credentials are looked up where the providers are."""
+
+    def __init__(
+        self,
+        fingerprint: bytes,
+        records: Iterable[TokenRecord],
+        credential_digest: Callable[[int], str | None],
+    ) -> None:
+        self._fingerprint = fingerprint
+        self._records = {record.id: record for record in records}
+        self._credential_digest = credential_digest
+
+    def caller(self, bearer: str, now: float) -> Caller:
+        """Whoever shows this; `TokenError` with the reason if it is not accepted."""
+        if bearer.startswith("rvc1_"):
+            return self._machine(bearer)
+        token = Token.parse(bearer)
+        record = self._records.get(token.id)
+        genuine = hmac.compare_digest(record.digest if record else _NOBODY, digest_of(token.secret))
+        if record is None or not genuine or record.role != token.role:
+            raise TokenError("this token is not one of this server's; ask its operator for one")
+        if (fault := record.fault(now)) is not None:
+            raise TokenError(fault)
+        return Caller(record.role, record.name, token=record.id)
+
+    def _machine(self, bearer: str) -> Caller:
+        shown = Credential.parse(bearer)
+        known = self._credential_digest(shown.provider)
+        genuine = hmac.compare_digest(known or _NOBODY, digest_of(shown.secret))
+        if known is None or not genuine:
+            raise TokenError(
+                "this server does not know this credential; if the provider was removed, join again"
+            )
+        return Caller("machine", f"provider-{shown.provider}", provider=shown.provider)
+
+    def make(self, wanted: NewToken, now: float) -> tuple[TokenRecord, Token]:
+        """A new token; the record is to be kept, the token to be shown once."""
+        if wanted.uses is not None and wanted.role != "provider":
+            raise TokenError("uses counts machines that enrol; only provider tokens have it")
+        if len(self._records) >= MOST_TOKENS:
+            raise TokenError(f"there are {MOST_TOKENS} tokens already; revoke some")
+        token = Token.make(wanted.role, self._fingerprint)
+        record = TokenRecord(
+            id=token.id,
+            role=token.role,
+            name=wanted.name,
+            digest=digest_of(token.secret),
+            made_at=now,
+            expires_at=now + wanted.hours * 3600,
+            uses_left=wanted.uses,
+        )
+        self._records[record.id] = record
+        return record, token
+
+    def revoke(self, id: str) -> TokenRecord:
+        record = self._records.get(id)
+        if record is None:
+            raise KeyError(id)
+        self._records[id] = msgspec.structs.replace(record, revoked=True)
+        return self._records[id]
+
+    def spend(self, id: str) -> TokenRecord | None:
+        """One use of a token that has a number of them; the changed record, if it has."""
+        record = self._records[id]
+        if record.uses_left is None:
+            return None
+        changed = msgspec.structs.replace(record, uses_left=max(0, record.uses_left - 1))
+        self._records[id] = changed
+        return changed
+
+    def forget_expired(self, before: float) -> list[str]:
+        """Ids of tokens that ended before that moment; they are gone from here."""
+        old = [record.id for record in self._records.values() if record.expires_at < before]
+        for id in old:
+            del self._records[id]
+        return old
+
+    def shown(self) -> list[TokenShown]:
+        ordered = sorted(self._records.values(), key=lambda record: record.made_at)
+        return [record.shown() for record in ordered]

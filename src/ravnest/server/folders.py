@@ -1,0 +1,88 @@
+"""What lies where in the server's folder, and how files get there whole.
+
+server.sqlite                      the records (unless they are in PostgreSQL)
+authority/{ca,server}.{pem,key}    see authority.py
+operator.token                     for whoever owns this server
+blobs/ab/<sha256>                  files by content
+jobs/<id>/model/…                  the model as it was handed in
+jobs/<id>/runs/<n>/                a plan, its packages, the parts of the providers
+jobs/<id>/runs/<n>/results/<id>/   what a provider has brought back
+jobs/<id>/result/                  the fused weights
+"""
+
+import contextlib
+import os
+import secrets
+from collections.abc import Iterator
+from pathlib import Path
+
+PRIVATE = 0o600
+
+
+class Folders:
+    """Paths under one folder of a server."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.database = root / "server.sqlite"
+        self.authority = root / "authority"
+        self.operator_token = root / "operator.token"
+        self.blobs = root / "blobs"
+        self.jobs = root / "jobs"
+        self.incoming = root / "incoming"
+        """Files that are not complete yet; whatever is here when the server starts is refuse."""
+
+    def make(self) -> None:
+        for folder in (self.root, self.authority, self.blobs, self.jobs, self.incoming):
+            folder.mkdir(parents=True, exist_ok=True)
+        self.root.chmod(0o700)
+
+    def blob(self, sha256: str) -> Path:
+        return self.blobs / sha256[:2] / sha256
+
+    def job(self, job: str) -> Path:
+        return self.jobs / job
+
+    def run(self, job: str, run: int) -> Path:
+        return self.jobs / job / "runs" / str(run)
+
+    def results(self, job: str, run: int, provider: int) -> Path:
+        return self.run(job, run) / "results" / str(provider)
+
+    def result(self, job: str) -> Path:
+        return self.jobs / job / "result"
+
+    def fresh(self) -> Path:
+        """A name for a file that is being received."""
+        return self.incoming / secrets.token_hex(8)
+
+
+def write_whole(path: Path, content: bytes, mode: int = 0o644) -> None:
+    """The file has the old content or the new one, whatever happens meanwhile."""
+    draft = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+    try:
+        with os.fdopen(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        draft.replace(path)
+    finally:
+        draft.unlink(missing_ok=True)
+    sync_folder(path.parent)
+
+
+def sync_folder(folder: Path) -> None:
+    """A renamed file is found again after a power cut only if its folder is on disk too."""
+    if os.name == "nt":
+        return
+    with _descriptor(folder) as number:
+        os.fsync(number)
+
+
+@contextlib.contextmanager
+def _descriptor(folder: Path) -> Iterator[int]:
+    number = os.open(folder, os.O_RDONLY)
+    try:
+        yield number
+    finally:
+        os.close(number)
