@@ -1,0 +1,97 @@
+"""Records in one SQLite file. A second server on the same file is refused."""
+
+import sqlite3
+from pathlib import Path
+
+import filelock
+
+from ravnest.errors import ServerError
+from ravnest.server.store.changes import Batch, Event, Point
+from ravnest.server.store.statements import MIGRATIONS, SCHEMA_VERSION, Statements
+
+_BUSY_S = 30.0
+
+
+class SqliteDatabase:
+    """One connection. The writing one holds the lock of the file; others may read beside it."""
+
+    def __init__(self, path: Path, *, writes: bool = True) -> None:
+        self._path = path
+        self._statements = Statements("?")
+        self._lock = filelock.FileLock(f"{path}.lock", timeout=0) if writes else None
+        if self._lock is not None:
+            self._take(self._lock)
+        try:
+            self._connection = sqlite3.connect(
+                path, timeout=_BUSY_S, isolation_level=None, check_same_thread=False
+            )
+            if writes:
+                self._prepare()
+        except BaseException as error:
+            if self._lock is not None:
+                self._lock.release()
+            if isinstance(error, sqlite3.Error):
+                raise ServerError(f"{path} cannot be used as a store: {error}") from error
+            raise
+
+    def _take(self, lock: filelock.BaseFileLock) -> None:
+        try:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            lock.acquire()
+        except filelock.Timeout:
+            raise ServerError(
+                f"another server is running on {self._path}; stop it first, or give this one a "
+                "folder of its own (--data DIR)"
+            ) from None
+
+    def _prepare(self) -> None:
+        execute = self._connection.execute
+        execute("PRAGMA journal_mode = WAL")
+        # What was acknowledged must survive a power cut; one sync serves many requests.
+        execute("PRAGMA synchronous = FULL")
+        version = execute("PRAGMA user_version").fetchone()[0]
+        if version > SCHEMA_VERSION:
+            raise ServerError(
+                f"{self._path} was written by a newer release (schema {version}, this one knows "
+                f"{SCHEMA_VERSION}); use that release"
+            )
+        for number in range(version + 1, SCHEMA_VERSION + 1):
+            execute("BEGIN IMMEDIATE")
+            for statement in MIGRATIONS[number]:
+                execute(statement)
+            execute(f"PRAGMA user_version = {number}")
+            execute("COMMIT")
+
+    def carry_out(self, batch: Batch) -> None:
+        cursor = self._connection.cursor()
+        cursor.execute("BEGIN IMMEDIATE")
+        try:
+            self._statements.carry_out(cursor, batch)
+            cursor.execute("COMMIT")
+        except BaseException:
+            if self._connection.in_transaction:
+                cursor.execute("ROLLBACK")
+            raise
+
+    def records(self, kind: str) -> list[tuple[str, bytes]]:
+        return self._statements.records(self._connection.cursor(), kind)
+
+    def record(self, kind: str, id: str) -> bytes | None:
+        return self._statements.record(self._connection.cursor(), kind, id)
+
+    def last_numbers(self) -> tuple[int, int]:
+        return self._statements.last_numbers(self._connection.cursor())
+
+    def events(self, limit: int, job: str | None = None, before: int | None = None) -> list[Event]:
+        return self._statements.events(self._connection.cursor(), limit, job, before)
+
+    def points(self, job: str, most: int) -> list[Point]:
+        return self._statements.points(self._connection.cursor(), job, most)
+
+    def beside(self) -> "SqliteDatabase":
+        return SqliteDatabase(self._path, writes=False)
+
+    def close(self) -> None:
+        self._connection.close()
+        if self._lock is not None:
+            self._lock.release()

@@ -1,0 +1,133 @@
+"""The tables and statements that SQLite and PostgreSQL share, and how a batch is carried out.
+
+`{p}` stands for a place where a value goes; the two write it differently.
+"""
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+from ravnest.server.store.changes import Batch, Event, Point
+
+SCHEMA_VERSION = 1
+MOST_EVENTS = 200_000
+"""Older ones are forgotten, now and then."""
+
+MIGRATIONS: dict[int, tuple[str, ...]] = {
+    1: (
+        "CREATE TABLE ravnest_records (kind TEXT NOT NULL, id TEXT NOT NULL, body TEXT NOT NULL, "
+        "PRIMARY KEY (kind, id))",
+        "CREATE TABLE ravnest_events (number BIGINT PRIMARY KEY, at DOUBLE PRECISION NOT NULL, "
+        "level TEXT NOT NULL, text TEXT NOT NULL, job TEXT, provider BIGINT)",
+        "CREATE INDEX ravnest_events_job ON ravnest_events (job, number)",
+        "CREATE TABLE ravnest_points (number BIGINT PRIMARY KEY, job TEXT NOT NULL, "
+        "series TEXT NOT NULL, cluster BIGINT NOT NULL, step BIGINT NOT NULL, "
+        "epoch DOUBLE PRECISION NOT NULL, at DOUBLE PRECISION NOT NULL, value DOUBLE PRECISION)",
+        "CREATE INDEX ravnest_points_job ON ravnest_points (job, series, cluster, number)",
+    ),
+}
+"""What leads from the version before to this one. A released one is never changed again."""
+
+_PUT = (
+    "INSERT INTO ravnest_records (kind, id, body) VALUES ({p}, {p}, {p}) "
+    "ON CONFLICT (kind, id) DO UPDATE SET body = excluded.body"
+)
+_REMOVE = "DELETE FROM ravnest_records WHERE kind = {p} AND id = {p}"
+_EVENT = (
+    "INSERT INTO ravnest_events (number, at, level, text, job, provider) "
+    "VALUES ({p}, {p}, {p}, {p}, {p}, {p}) ON CONFLICT (number) DO NOTHING"
+)
+_POINT = (
+    "INSERT INTO ravnest_points (number, job, series, cluster, step, epoch, at, value) "
+    "VALUES ({p}, {p}, {p}, {p}, {p}, {p}, {p}, {p}) ON CONFLICT (number) DO NOTHING"
+)
+_FORGET = "DELETE FROM ravnest_points WHERE job = {p}"
+_PRUNE = "DELETE FROM ravnest_events WHERE number <= {p}"
+_RECORDS = "SELECT id, body FROM ravnest_records WHERE kind = {p} ORDER BY id"
+_ONE = "SELECT body FROM ravnest_records WHERE kind = {p} AND id = {p}"
+_LAST = (
+    "SELECT COALESCE((SELECT MAX(number) FROM ravnest_events), 0), "
+    "COALESCE((SELECT MAX(number) FROM ravnest_points), 0)"
+)
+_EVENTS = "SELECT number, at, level, text, job, provider FROM ravnest_events"
+# Every n-th point of each curve, counted from its beginning, and the last one.
+_SERIES = (
+    "SELECT number, job, series, cluster, step, epoch, at, value FROM ("
+    "SELECT *, ROW_NUMBER() OVER curve AS place, "
+    "COUNT(*) OVER (PARTITION BY series, cluster) AS total "
+    "FROM ravnest_points WHERE job = {p} "
+    "WINDOW curve AS (PARTITION BY series, cluster ORDER BY number)) AS numbered "
+    "WHERE (place - 1) % ((total + {p} - 1) / {p}) = 0 OR place = total ORDER BY number"
+)
+
+
+class Cursor(Protocol):
+    def execute(self, statement: str, values: Sequence[Any] = ..., /) -> Any: ...
+    def executemany(self, statement: str, values: Sequence[Sequence[Any]], /) -> Any: ...
+    def fetchall(self) -> list[Any]: ...
+
+
+class Statements:
+    """Carries out changes and questions on an open cursor; transactions are the caller's."""
+
+    def __init__(self, place: str) -> None:
+        # Doubled where % has a meaning of its own.
+        remainder = "%%" if place == "%s" else "%"
+        self._text = {
+            text: text.replace("%", remainder).replace("{p}", place)
+            for text in (
+                *(_PUT, _REMOVE, _EVENT, _POINT, _FORGET, _PRUNE),
+                *(_RECORDS, _ONE, _LAST, _SERIES),
+            )
+        }
+        self._place = place
+
+    def carry_out(self, cursor: Cursor, batch: Batch) -> None:
+        for job in batch.forgotten:
+            cursor.execute(self._text[_FORGET], (job,))
+        for statement, rows in (
+            (_PUT, batch.puts),
+            (_REMOVE, batch.removals),
+            (_EVENT, [_row(event) for event in batch.events]),
+            (_POINT, [_row(point) for point in batch.points]),
+        ):
+            if rows:
+                cursor.executemany(self._text[statement], rows)
+        if batch.events and batch.events[-1].number % 1000 == 0:
+            cursor.execute(self._text[_PRUNE], (batch.events[-1].number - MOST_EVENTS,))
+
+    def records(self, cursor: Cursor, kind: str) -> list[tuple[str, bytes]]:
+        cursor.execute(self._text[_RECORDS], (kind,))
+        return [(id, body.encode()) for id, body in cursor.fetchall()]
+
+    def record(self, cursor: Cursor, kind: str, id: str) -> bytes | None:
+        cursor.execute(self._text[_ONE], (kind, id))
+        found = cursor.fetchall()
+        return found[0][0].encode() if found else None
+
+    def last_numbers(self, cursor: Cursor) -> tuple[int, int]:
+        cursor.execute(self._text[_LAST])
+        event, point = cursor.fetchall()[0]
+        return event, point
+
+    def events(
+        self, cursor: Cursor, limit: int, job: str | None, before: int | None
+    ) -> list[Event]:
+        """The last ones, oldest first."""
+        conditions, values = [], []
+        for condition, value in (("job =", job), ("number <", before)):
+            if value is not None:
+                conditions.append(f"{condition} {self._place}")
+                values.append(value)
+        where = f" WHERE {' AND '.join(conditions)}" if conditions else ""
+        statement = f"{_EVENTS}{where} ORDER BY number DESC LIMIT {self._place}"
+        cursor.execute(statement, (*values, limit))
+        return [Event(*row) for row in reversed(cursor.fetchall())]
+
+    def points(self, cursor: Cursor, job: str, most: int) -> list[Point]:
+        """At most about `most` of every curve."""
+        cursor.execute(self._text[_SERIES], (job, most, most))
+        return [Point(*row) for row in cursor.fetchall()]
+
+
+def _row(value: Event | Point) -> tuple[Any, ...]:
+    return tuple(getattr(value, name) for name in value.__struct_fields__)

@@ -1,0 +1,189 @@
+"""The same promises, kept by SQLite and by PostgreSQL."""
+
+import os
+import random
+import signal
+import sqlite3
+import subprocess
+import sys
+import textwrap
+
+import psycopg
+import pytest
+
+from ravnest.errors import ServerError
+from ravnest.server.store import open_store
+from ravnest.server.store.changes import Event, Forget, Point, Put, Remove
+
+
+@pytest.fixture
+def store(store_url):
+    store = open_store(store_url)
+    yield store
+    store.close()
+
+
+def ask(store, question):
+    return store.ask(question).result(timeout=30)
+
+
+def records(store, kind):
+    return ask(store, lambda db: db.records(kind))
+
+
+def write(store, *changes):
+    store.write(changes).result(timeout=30)
+
+
+def point(number, value=0.5, series="train/loss", cluster=0, job="j"):
+    return Point(number, job, series, cluster, number * 10, number / 100, 1000.0 + number, value)
+
+
+def test_records_are_kept_by_kind_and_id(store):
+    write(store, Put("job", "b", b'{"x":1}'), Put("job", "a", b"{}"), Put("token", "a", b"[]"))
+    write(store, Put("job", "b", '{"x":"größer"}'.encode()))
+    assert records(store, "job") == [("a", b"{}"), ("b", '{"x":"größer"}'.encode())]
+    write(store, Remove("job", "a"), Remove("job", "never there"))
+    assert [id for id, _ in records(store, "job")] == ["b"]
+    assert ask(store, lambda db: db.record("token", "a")) == b"[]"
+    assert ask(store, lambda db: db.record("token", "b")) is None
+
+
+def test_of_several_changes_to_a_record_the_last_one_counts(store):
+    write(store, Put("k", "a", b"1"), Remove("k", "a"), Put("k", "a", b"2"), Put("k", "b", b"1"))
+    write(store, Put("k", "b", b"2"), Remove("k", "b"))
+    assert records(store, "k") == [("a", b"2")]
+
+
+def test_everything_is_there_after_a_restart(store_url):
+    store = open_store(store_url)
+    write(store, Put("job", "a", b"{}"), Event(3, 1.0, "info", "hello", "a", 7), point(9))
+    store.close()
+    again = open_store(store_url)
+    assert records(again, "job") == [("a", b"{}")]
+    assert ask(again, lambda db: db.last_numbers()) == (3, 9)
+    assert ask(again, lambda db: db.events(10)) == [Event(3, 1.0, "info", "hello", "a", 7)]
+    again.close()
+
+
+def test_events_are_the_last_ones_oldest_first_of_a_job_or_of_all(store):
+    write(store, *(Event(n, float(n), "info", f"e{n}", "ab"[n % 2]) for n in range(10)))
+    assert [e.number for e in ask(store, lambda db: db.events(3))] == [7, 8, 9]
+    assert [e.number for e in ask(store, lambda db: db.events(2, job="a"))] == [6, 8]
+    assert [e.number for e in ask(store, lambda db: db.events(2, job="a", before=6))] == [2, 4]
+    assert ask(store, lambda db: db.events(2, job="c")) == []
+
+
+def test_writing_the_same_again_changes_nothing(store):
+    changes = [Put("k", "a", b"1"), Event(1, 0.0, "info", "once"), point(1)]
+    write(store, *changes)
+    write(store, *changes)
+    assert len(ask(store, lambda db: db.events(10))) == 1
+    assert len(ask(store, lambda db: db.points("j", 10))) == 1
+
+
+def test_a_long_curve_is_thinned_but_keeps_its_first_and_its_last_point(store):
+    write(store, *(point(n) for n in range(1, 1001)), point(2000, None, "eval/accuracy", 1))
+    found = ask(store, lambda db: db.points("j", 100))
+    losses = [p.number for p in found if p.series == "train/loss"]
+    assert losses[:3] == [1, 11, 21]
+    assert losses[-1] == 1000
+    assert len(losses) <= 101
+    assert [p for p in found if p.cluster == 1] == [point(2000, None, "eval/accuracy", 1)]
+
+
+def test_the_curves_of_a_job_can_be_forgotten(store):
+    write(store, point(1), point(2, job="other"))
+    write(store, point(3), Forget("j"))
+    assert ask(store, lambda db: db.points("j", 10)) == []
+    assert len(ask(store, lambda db: db.points("other", 10))) == 1
+
+
+def test_many_writes_share_transactions_and_each_is_acknowledged(store):
+    futures = [store.write([Put("k", str(n), b"{}")]) for n in range(3000)]
+    for future in futures:
+        future.result(timeout=60)
+    assert len(records(store, "k")) == 3000
+
+
+def test_a_second_server_on_the_same_store_is_refused(store_url):
+    store = open_store(store_url)
+    with pytest.raises(ServerError, match="another server is running"):
+        open_store(store_url)
+    store.close()
+    open_store(store_url).close()
+
+
+def test_a_store_of_a_newer_release_is_refused(store_url):
+    open_store(store_url).close()
+    if store_url.startswith("postgresql"):
+        with psycopg.connect(store_url) as connection:
+            connection.execute("INSERT INTO ravnest_schema VALUES (99)")
+    else:
+        connection = sqlite3.connect(store_url)
+        connection.execute("PRAGMA user_version = 99")
+        connection.close()
+    with pytest.raises(ServerError, match="newer release"):
+        open_store(store_url)
+
+
+def test_a_store_that_fails_acknowledges_nothing_any_more(store):
+    with pytest.raises(ServerError, match="the store has failed"):
+        write(store, Event(1, 0.0, "info", object()))
+    with pytest.raises(ServerError, match="the store has failed"):
+        write(store, Put("k", "a", b"{}"))
+
+
+def test_postgres_that_was_gone_for_a_moment_is_found_again(postgres_url):
+    store = open_store(postgres_url)
+    write(store, Put("k", "a", b"{}"))
+    with psycopg.connect(postgres_url, autocommit=True) as other:
+        other.execute(
+            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
+            "WHERE datname = current_database() AND pid <> pg_backend_pid()"
+        )
+    write(store, Put("k", "b", b"{}"))
+    assert [id for id, _ in records(store, "k")] == ["a", "b"]
+    store.close()
+
+
+def test_an_unknown_kind_of_store_is_named():
+    with pytest.raises(ServerError, match="mysql://"):
+        open_store("mysql://localhost/x")
+
+
+WRITER = """
+    import sys
+    from ravnest.server.store import open_store
+    from ravnest.server.store.changes import Put, Event
+    store = open_store(sys.argv[1])
+    first = int(sys.argv[2])
+    waiting = []
+    for n in range(first, first + 100_000):
+        waiting.append((n, store.write([Put("k", str(n), b"{}"), Event(n, 0.0, "info", "x")])))
+        if len(waiting) == 8:
+            for number, future in waiting:
+                future.result()
+                print(number, flush=True)
+            waiting = []
+"""
+
+
+def test_what_was_acknowledged_survives_kill_9_at_any_moment(store_url):
+    acknowledged, dice = [], random.Random(5)
+    for first in range(0, 5_000_000, 1_000_000):
+        command = [sys.executable, "-c", textwrap.dedent(WRITER), store_url, str(first)]
+        writer = subprocess.Popen(command, stdout=subprocess.PIPE)
+        lines = dice.randrange(1, 400)
+        acknowledged += [int(writer.stdout.readline()) for _ in range(lines)]
+        os.kill(writer.pid, signal.SIGKILL)
+        acknowledged += [int(line) for line in writer.stdout if line.endswith(b"\n")]
+        writer.stdout.close()
+        writer.wait(timeout=30)
+    store = open_store(store_url)
+    there = {int(id) for id, _ in records(store, "k")}
+    events = {event.number for event in ask(store, lambda db: db.events(10**6))}
+    store.close()
+    assert len(acknowledged) > 5
+    assert set(acknowledged) <= there
+    assert there == events  # whole transactions or nothing
