@@ -3,7 +3,8 @@
 Most criteria are means over rows: a part then counts by its share of the rows. Cross entropy is a
 mean over the targets that are not to be ignored, of which a part may have more or fewer than its
 share, so these are counted. Some criteria are sums, and count as they are. Whatever else there is
-(a loss that compares rows with each other) has no value for a part.
+(a loss that compares rows with each other) has no value for a part. A criterion that knows better
+says so itself: `criterion.share_of_batch(outputs, part, whole)`.
 
 Which of these it is, the first part shows, or a later one if that has only zeros or no finite
 value. What seems to be a mean over rows is looked at again now and then: the first batches may have
@@ -54,6 +55,8 @@ class PartLoss:
     def _share(self, outputs: Any, part: Any, whole: Any, of: MicroBatch) -> torch.Tensor:
         if of.parts == 1:
             return self._value(outputs, part)
+        if (share := getattr(self._criterion, "share_of_batch", None)) is not None:
+            return self._check(share(outputs, part, whole))
         if self._summed is not None and isinstance(whole, torch.Tensor):
             counted = _counted(self._summed, whole)
             if counted is not None and bool(counted > 0):

@@ -1,0 +1,98 @@
+"""Metrics: a sum and how many, so that batches of different sizes add up."""
+
+import math
+
+import pytest
+import torch
+from samples_of_recipes import column, dataset, loss, named, recipe
+
+from ravnest.errors import JobError
+from ravnest.provider.leaf import Judgement
+from ravnest.recipes.checking import check_recipe
+from ravnest.recipes.metrics import build_metrics, finish_metrics
+
+SCORES = torch.tensor([[4.0, 1, 0], [0, 1, 2], [3, 2, 1], [0, 5, 1], [1, 0, 2]])
+CLASSES = torch.tensor([0, 1, 1, 1, -100])
+
+
+def judged(of, batches):
+    metrics, judgement = build_metrics(of), Judgement()
+    for outputs, target in batches:
+        for name, metric in metrics.items():
+            value = metric(outputs, {"target_0": target})
+            if value is not None:
+                judgement.add(name, value, len(target))
+    return finish_metrics(of, judgement.means())
+
+
+def both_halves(outputs, target):
+    return [(outputs[:2], target[:2]), (outputs[2:], target[2:])]
+
+
+def test_classes_are_judged_without_those_that_do_not_count():
+    of = recipe(metrics=(named("accuracy"), named("top_k", k=2), named("perplexity")))
+    found = judged(of, both_halves(SCORES, CLASSES))
+    loss_of_all = float(torch.nn.functional.cross_entropy(SCORES, CLASSES))
+    assert found["accuracy"] == 0.5
+    assert found["top_2"] == 1.0
+    assert found["loss"] == pytest.approx(loss_of_all)
+    assert found["perplexity"] == pytest.approx(math.exp(loss_of_all))
+
+
+def test_words_are_judged_wherever_their_classes_are():
+    scores, words = torch.randn(4, 6, 5), torch.randint(0, 5, (4, 6))
+    expected = float((scores.argmax(-1) == words).float().mean())
+    of = recipe(metrics=(named("accuracy"), named("top_k", k=1)))
+    for outputs in (scores, scores.transpose(1, 2)):
+        found = judged(of, [(outputs, words)])
+        assert found["accuracy"] == found["top_1"] == pytest.approx(expected)
+
+
+def test_single_scores_are_yes_above_nothing():
+    scores, there = torch.tensor([2.0, -1, 3, -2, 1]), torch.tensor([1, 1, 0, 0, 1])
+    of = recipe(
+        loss("bce_with_logits"),
+        metrics=(named("accuracy"), named("precision"), named("recall"), named("f1")),
+    )
+    for outputs in (scores, scores[:, None]):
+        found = judged(of, both_halves(outputs, there))
+        assert found["accuracy"] == pytest.approx(0.6)
+        assert found["precision"] == found["recall"] == found["f1"] == pytest.approx(2 / 3)
+
+
+def test_differences_are_judged_number_by_number():
+    output, target = torch.randn(5, 3), torch.randn(5, 3)
+    of = recipe(loss("mse"), metrics=(named("mse"), named("rmse"), named("mae"), named("bias")))
+    found = judged(of, both_halves(output, target))
+    difference = output - target
+    assert found["mse"] == pytest.approx(float(difference.square().mean()))
+    assert found["loss"] == pytest.approx(found["mse"])
+    assert found["rmse"] == pytest.approx(math.sqrt(found["mse"]))
+    assert found["mae"] == pytest.approx(float(difference.abs().mean()))
+    assert found["bias"] == pytest.approx(float(difference.mean()), abs=1e-6)
+
+
+def test_where_no_metric_is_named_classes_are_judged_by_their_accuracy():
+    assert judged(recipe(), [(SCORES, CLASSES)])["accuracy"] == 0.5
+    assert set(judged(recipe(loss("mse")), [(SCORES, SCORES)])) == {"loss"}
+    shares = torch.rand(5, 3)
+    assert set(judged(recipe(), [(SCORES, shares)])) == {"loss"}
+
+
+@pytest.mark.parametrize(
+    ("metrics", "complaint"),
+    [
+        ((named("acuracy"),), r"metrics\[0\]: there is no metric 'acuracy'; did you mean"),
+        ((named("top_k"), named("top_k", k=5)), r"metrics\[1\]: there are two metrics 'top_5'"),
+    ],
+)
+def test_metrics_that_cannot_be_are_refused(metrics, complaint):
+    data = dataset(column("x"), column("y", "int64"))
+    with pytest.raises(JobError, match=complaint):
+        check_recipe(recipe(metrics=metrics), data)
+
+
+def test_classes_cannot_be_judged_by_fractions():
+    data = dataset(column("x"), column("y", "float32", 3))
+    with pytest.raises(JobError, match="'accuracy' needs whole numbers as targets; 'y' is float32"):
+        check_recipe(recipe(loss("mse"), metrics=(named("accuracy"),)), data)
