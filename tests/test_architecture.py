@@ -54,6 +54,11 @@ ROOM_NAMES = {f"ravnest.{room}" for room in ALLOWED}
 # Code that decides: answers depend on its arguments alone, so it can be tested without a clock,
 # a network or a model. That includes whatever it imports from us.
 DECIDING = {
+    "ravnest.agent.hours",
+    "ravnest.agent.instructions",
+    "ravnest.agent.standing",
+    "ravnest.agent.errands",
+    "ravnest.agent.control",
     "ravnest.plan",
     "ravnest.planning.search.clusters",
     "ravnest.planning.costing.costs",

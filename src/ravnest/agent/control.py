@@ -1,0 +1,169 @@
+"""What an agent does about what it hears and what its owner wants. Pure.
+
+Anything may be heard twice, late, or about an assignment that is long over; a connection may break
+between any two messages. What the server must know is kept until it has confirmed it.
+"""
+
+from dataclasses import dataclass
+
+from ravnest.agent.errands import Errands
+from ravnest.agent.instructions import (
+    AcceptCall,
+    EndWorker,
+    Finish,
+    KeepTime,
+    MeasureLinks,
+    ProbePeers,
+    Say,
+    SteerWorker,
+    Tell,
+)
+from ravnest.agent.standing import Instructions
+from ravnest.api import VERSION
+from ravnest.api.control import (
+    Assign,
+    Begin,
+    FromServer,
+    Hello,
+    Incoming,
+    Leaving,
+    Measured,
+    Probe,
+    Rejected,
+    SetPause,
+    Settled,
+    Steer,
+    Welcome,
+)
+from ravnest.api.machine import Figures
+
+_ALARMING_OFFSET_S = 60.0
+
+
+@dataclass
+class Control(Errands):
+    """Every method is an event."""
+
+    # ---- the connection ----
+
+    def opened(self) -> Instructions:
+        self.connected, self.welcomed = True, False
+        hello = Hello(
+            protocol=VERSION,
+            facts=self.facts,
+            caps=self.caps,
+            state=self.state,
+            assignment=self.assignment,
+        )
+        return [Say(hello)]
+
+    def closed(self) -> Instructions:
+        was = self.welcomed
+        self.connected = self.welcomed = False
+        if was and not self.leaving:
+            return [Tell("away", "the server does not answer; trying again until it does")]
+        return self._leave_alone() if self.leaving else []
+
+    def heard(self, message: FromServer, *, offset_s: float = 0.0) -> Instructions:
+        """`offset_s` counts with Welcome alone: what to add to our clock to have the server's."""
+        match message:
+            case Welcome():
+                return self._welcomed(message, offset_s)
+            case Probe(peers=peers):
+                return [ProbePeers(peers)] if peers else []
+            case Assign(assignment=assignment):
+                return self.assigned(assignment)
+            case Begin(assignment=name):
+                return self.begun(name)
+            case Steer():
+                return self.steered(message)
+            case Settled(assignment=name):
+                return self.settled(name)
+            case Incoming(call=call, caller=caller, assignment=name):
+                wanted = self.assignment == name and self.state in ("ready", "training")
+                return [AcceptCall(call, caller, name)] if wanted else []
+            case SetPause(paused=paused):
+                return self.set_pause(paused)
+            case Rejected(reason=reason, final=final):
+                return [Finish(reason)] if final else [Tell("rejected", reason)]
+
+    def _welcomed(self, welcome: Welcome, offset_s: float) -> Instructions:
+        first = self.provider is None
+        self.provider, self.welcomed = welcome.provider, True
+        out: Instructions = [KeepTime(welcome.heartbeat_s, welcome.report_s, offset_s)]
+        name = f"{welcome.name} (provider-{welcome.provider})"
+        out.append(Tell("joined", f"joined as {name}" if first else f"connected again as {name}"))
+        if abs(offset_s) > _ALARMING_OFFSET_S:
+            out.append(
+                Tell("clock", f"this clock and the server's are {offset_s:+.0f} s apart: set it")
+            )
+        out += self._measured_or_measure()
+        out += [Say(refused) for refused in self.refusals.values()]
+        work = self.work
+        if work is not None and work.phase == "ready":
+            out += self.say_prepared(work)
+        out += [Say(report) for report in self.reports]
+        self.reports.clear()
+        if work is not None and work.ended is not None:
+            out.append(Say(work.ended))
+        return out
+
+    def _measured_or_measure(self) -> Instructions:
+        return [MeasureLinks()] if self.figures is None else [Say(Measured(figures=self.figures))]
+
+    def measured(self, figures: Figures) -> Instructions:
+        self.figures = figures
+        return self.say(Measured(figures=figures))
+
+    # ---- the owner ----
+
+    def set_pause(self, paused: bool) -> Instructions:
+        """Work that has begun goes on: others wait for it."""
+        if paused == self.paused:
+            return []
+        self.paused = paused
+        later = " after the present work" if paused and self.work is not None else ""
+        return [Tell("pause", "paused" + later if paused else "back from the pause"), *self.pulse()]
+
+    def set_resting(self, resting: bool) -> Instructions:
+        """The hours of this provider begin or end; work that it has is stopped in good order."""
+        if resting == self.resting:
+            return []
+        self.resting = resting
+        text = f"resting: outside {self.caps.hours}" if resting else "the hours have begun"
+        out: Instructions = [Tell("resting", text)]
+        if resting and self.work is not None and self.work.phase not in ("returning", "dropped"):
+            return out + self.stop(self.work, f"outside the provider's hours {self.caps.hours}")
+        return out + self.pulse()
+
+    def leave(self, *, now: bool = False, reason: str = "asked to") -> Instructions:
+        """First in good order; with `now`, at once."""
+        again, self.leaving = self.leaving, True
+        work = self.work
+        if now:
+            out = self.say(Leaving(now=True, reason=reason))
+            if work is not None and work.phase in ("training", "dropped"):
+                out.append(EndWorker(work.assignment.id))
+            return [*out, Finish()]
+        if again:
+            return []
+        said = self.say(Leaving(reason=reason))
+        if work is None:
+            return [*said, Finish()]
+        out = [Tell("leaving", "leaving after the present work; once more to leave at once"), *said]
+        if work.phase in ("preparing", "ready"):
+            return out + self.stop(work, "the provider is leaving")
+        return out + (self._leave_alone() if not self.welcomed else [])
+
+    def leave_overdue(self) -> Instructions:
+        """The server was told and should have stopped the whole run by now; it has not."""
+        if self.leaving and self.work is not None and self.work.phase == "training":
+            return [SteerWorker(self.work.assignment.id, "stop")]
+        return []
+
+    def _leave_alone(self) -> Instructions:
+        """Without a server: what was learned stays here, and the next agent delivers it."""
+        if self.work is not None and self.work.phase == "returning":
+            kept = "results are kept here; the next `ravnest join` brings them to the server"
+            return [Tell("kept", kept), Finish()]
+        return self.leave_overdue()
