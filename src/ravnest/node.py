@@ -48,6 +48,7 @@ from ravnest.provider.proof import proof_of
 from ravnest.provider.runner import StageRunner
 from ravnest.provider.runtime import ProviderRuntime
 from ravnest.provider.shards import WHOLE, Shard, shard
+from ravnest.provider.telemetry import Telemetry
 from ravnest.rundir import RunDir, file_of_cluster
 from ravnest.stage import structure
 from ravnest.stage.package import load_package
@@ -111,6 +112,7 @@ class Node:
         routes: Mapping[str, str] | None = None,
         listen: str | None = None,
         bandwidth_mbps: float | None = None,
+        telemetry: bool = False,
         patience: Patience | None = None,
         farewell_s: float = 600.0,
         node_data: str | Path | None = None,
@@ -175,6 +177,8 @@ class Node:
             transport, tls, Routes(routes), positive_number("bandwidth_mbps", bandwidth_mbps)
         )
         self._patience = made_with(Patience, "patience", patience)
+        self.telemetry = Telemetry() if telemetry else None
+        """What this provider is doing: `telemetry.drain()` from time to time."""
         self._inputs = BatchInputs(self._graph)
         self._numbers = BatchNumbers(
             micro_batches=self.micro_batches,
@@ -257,6 +261,7 @@ class Node:
             queue_limit=4 * self.micro_batches + 4,
             on_batch=self._batch_done,
             rings=Rings(document.rings, self.averaging, self.settings.compression),
+            telemetry=self.telemetry,
         )
 
     def _averaging_rules(self, reduce_factor: int | None) -> Rules:
@@ -265,7 +270,9 @@ class Node:
 
     def _make_runner(self, runtime: ProviderRuntime) -> StageRunner:
         stage = self._package.module(self.device, model=self._model)
-        return build_runner(self._package, stage, self.settings, runtime.user)
+        return build_runner(
+            self._package, stage, self.settings, runtime.user, telemetry=self.telemetry
+        )
 
     def _batch_done(self, of: messages.MicroBatch, loss: float | None) -> None:
         if self.is_root:

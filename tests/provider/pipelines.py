@@ -93,6 +93,7 @@ def build(
     graphs=None,
     first=0,
     rings=lambda node: None,
+    telemetry=lambda node: None,
 ):
     studied = study(model, example)
     if graphs is None:
@@ -108,7 +109,9 @@ def build(
     def make(k):
         def runner(runtime):
             stage = packages[k].module(model=model)
-            return build_runner(packages[k], stage, settings(k), runtime.user)
+            return build_runner(
+                packages[k], stage, settings(k), runtime.user, telemetry=telemetry(peers[k].node)
+            )
 
         place = Place(
             run="run",
@@ -126,6 +129,7 @@ def build(
             on_batch=(lambda of, loss: losses.append(loss)) if k == 0 else None,
             rings=rings(peers[k].node),
             network_thread=thread,
+            telemetry=telemetry(peers[k].node),
         )
 
     numbers = BatchNumbers(

@@ -19,6 +19,7 @@ from ravnest.provider.norms import GradientNorms
 from ravnest.provider.runner import Observer, StageRunner
 from ravnest.provider.schedule.pipeline import Rules, StageSchedule
 from ravnest.provider.schedule.window import InFlightWindow, WindowLimits
+from ravnest.provider.telemetry import Telemetry
 from ravnest.provider.tied import TiedParameters
 from ravnest.stage.module import StageModule
 from ravnest.stage.package import StagePackage, save_trained, settle_trained
@@ -51,6 +52,7 @@ def build_runner(
     settings: StageSettings,
     observer: Observer,
     *,
+    telemetry: Telemetry | None = None,
     clock: Callable[[], float] = time.monotonic,
 ) -> StageRunner:
     graph = stage.graph
@@ -91,6 +93,7 @@ def build_runner(
         norms=GradientNorms(is_first=graph.is_first, waits=waits) if clips else None,
         share=_share(stage, named, updater, settings),
         compression=settings.compression,
+        telemetry=telemetry,
         clock=clock,
     )
 

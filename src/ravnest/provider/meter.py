@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+from ravnest.provider.telemetry import Totals
+
 
 @dataclass
 class Meter:
@@ -28,6 +30,19 @@ class Meter:
         self.backwards += 1
         self.staleness += staleness
         self.worst_staleness = max(self.worst_staleness, staleness)
+
+    def totals(self) -> Totals:
+        """A copy; may be asked for by any thread."""
+        return Totals(
+            forwards=self.forwards,
+            backwards=self.backwards,
+            updates=self.updates,
+            batches=self.batches,
+            staleness=self.staleness,
+            worst_staleness=self.worst_staleness,
+            busy_s=self.busy_s,
+            rounds=self.rounds,
+        )
 
     def epoch(self, stage: int, now: float) -> dict[str, float]:
         """How the stage spent the time since the last epoch ended."""

@@ -32,6 +32,7 @@ from ravnest.provider.routing import (
 )
 from ravnest.provider.schedule import pipeline as plan
 from ravnest.provider.schedule.window import InFlightWindow, Trip
+from ravnest.provider.telemetry import Telemetry
 from ravnest.provider.tied import TiedParameters
 from ravnest.stage import structure
 from ravnest.wire import messages
@@ -91,6 +92,7 @@ class StageRunner:
         norms: GradientNorms | None,
         share: Share | None = None,
         compression: Compression | None = None,
+        telemetry: Telemetry | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.meter = Meter(clock())
@@ -109,6 +111,7 @@ class StageRunner:
         """What is averaged with other clusters, if there are any."""
         codec = None if compression is None else compression.edges
         self._pack_forward, self._pack_backward = Packing(codec), Packing(codec)
+        self._telemetry = telemetry
         self._clock = clock
         self._graph = graph = passes.stage.graph
         self._commands = Commands(graph.stage, updater, leaf, share, saving, self.meter, clock)
@@ -219,7 +222,10 @@ class StageRunner:
 
     def _apply_averages(self) -> None:
         assert self.share is not None
+        started = self._clock()
         self.share.apply()
+        if self._telemetry is not None:
+            self._telemetry.did("average", -1, -1, started, self._clock())
         self.meter.rounds = self.share.rounds
         self._send_tied_weights()
 
@@ -240,9 +246,11 @@ class StageRunner:
             if self._tied.has_news:
                 self._tied.adopt()
         if self.share is not None and self.share.stands_still:
+            self._note_wait()
             return False
         instruction = self.schedule.next()
         if instruction is None:
+            self._note_wait()
             return False
         started = self._clock()
         match instruction:
@@ -256,8 +264,17 @@ class StageRunner:
                 self._evaluate(instruction)
             case plan.Obey():
                 self._obey(instruction.command)
-        self.meter.busy_s += self._clock() - started
+        ended = self._clock()
+        self.meter.busy_s += ended - started
+        if self._telemetry is not None:
+            self._telemetry.did(*_described(instruction), started, ended)
         return True
+
+    def _note_wait(self) -> None:
+        if self._telemetry is not None:
+            waits_for_others = self.share is not None and self.share.waits_for_others
+            what = "clusters" if waits_for_others else self.schedule.awaits
+            self._telemetry.waits(what, self._clock())
 
     def _forward(self, instruction: plan.Forward) -> None:
         work = self._work[instruction.key]
@@ -425,3 +442,18 @@ class StageRunner:
     def _reply_done(self, reply: messages.Reply) -> None:
         self._hand_back(Parcel(reply))
         self._observer.replied(reply)
+
+
+def _described(instruction: plan.Instruction) -> tuple[str, int, int]:
+    """Its kind, batch and part, for those who look on."""
+    match instruction:
+        case plan.Forward(key):
+            return "forward", key.batch, key.part
+        case plan.Backward(key):
+            return "backward", key.batch, key.part
+        case plan.Evaluate(key):
+            return "evaluate", key.batch, key.part
+        case plan.Update(update):
+            return "update", update, -1
+        case plan.Obey(command):
+            return command.name, -1, -1

@@ -22,6 +22,7 @@ from ravnest.provider.inbox import Asked, Inbox, Ordered, Stop, Submitted
 from ravnest.provider.place import Place, Rings
 from ravnest.provider.runner import StageRunner
 from ravnest.provider.stall import StallWatch
+from ravnest.provider.telemetry import Standing, Telemetry
 from ravnest.provider.waiters import UserSide
 from ravnest.wire import messages
 from ravnest.wire.encoding import Parcel
@@ -61,8 +62,10 @@ class ProviderRuntime:
         on_batch: Callable[[messages.MicroBatch, float | None], None] | None = None,
         rings: Rings | None = None,
         network_thread: NetworkThread | None = None,
+        telemetry: Telemetry | None = None,
     ) -> None:
         self.place = place
+        self._telemetry = telemetry
         self._make_network = network
         self._make_runner = make_runner
         self._patience = patience or Patience()
@@ -104,6 +107,8 @@ class ProviderRuntime:
             raise
         self.runner.next = self._outlet(self.place.next)
         self.runner.previous = self._outlet(self.place.previous)
+        if self._telemetry is not None:
+            self._telemetry.watch(self.standing)
         self._compute.start()
         if self._averager is not None:
             self._averager.start()
@@ -126,6 +131,7 @@ class ProviderRuntime:
             fail=self._fail,
             tell_cluster=self._tell_of_cluster,
             compression=rings.compression,
+            telemetry=self._telemetry,
         )
 
     def _tell_of_cluster(self, cluster: int, source: Link | None = None) -> None:
@@ -154,6 +160,21 @@ class ProviderRuntime:
             self._links[place.next.node] = await self._endpoint.dial(place.next)
         if place.previous is not None:
             self._links[place.previous.node] = await self._endpoint.expect(place.previous)
+
+    def standing(self) -> Standing:
+        """How this provider stands at the moment; from any thread."""
+        runner, endpoint = self.runner, self._endpoint
+        if runner is None or endpoint is None:
+            return Standing()
+        return Standing(
+            in_flight=runner.schedule.in_flight,
+            queued=runner.schedule.queued,
+            links={
+                node: (traffic.sent_bytes, traffic.received_bytes)
+                for node, traffic in endpoint.traffic().items()
+            },
+            totals=runner.meter.totals(),
+        )
 
     def _outlet(self, peer: Peer | None) -> Link | None:
         return None if peer is None else self._links[peer.node]

@@ -14,6 +14,7 @@ from dataclasses import replace
 from typing import Any, TypeVar
 
 from ravnest.errors import RunError, WireError
+from ravnest.wire.flow import Traffic
 from ravnest.wire.framing import Limits
 from ravnest.wire.greeting import read_greeting, refuse
 from ravnest.wire.link import Link, LinkEvent
@@ -90,6 +91,10 @@ class Endpoint:
             else:
                 link.await_dial()
         return link
+
+    def traffic(self) -> dict[str, Traffic]:
+        """Of every link there ever was, by the node at its other end; from any thread."""
+        return {node: link.traffic for node, link in self._links.copy().items()}
 
     def _link(self, peer: Peer, patience: Patience | None = None) -> Link:
         if peer.node in self._links:

@@ -176,7 +176,9 @@ class Flow:
             elif self._ack_now:
                 self._ack_now = False
                 if self.session.ack_is_due:
-                    await stream.write((ack_chunk(self.session.ack()),))
+                    chunk = ack_chunk(self.session.ack())
+                    self.traffic.sent_bytes += len(chunk)
+                    await stream.write((chunk,))
             elif self._flushed:
                 await stream.close()
                 return

@@ -26,6 +26,7 @@ from ravnest.provider.averaging.settings import Averaging
 from ravnest.provider.averaging.share import Outcome, Share
 from ravnest.provider.compression import Compression, Packing
 from ravnest.provider.document import RingDocument
+from ravnest.provider.telemetry import Telemetry
 from ravnest.wire.encoding import Parcel
 from ravnest.wire.link import Arrived, Link, LinkEvent, Lost, Up
 from ravnest.wire.messages import RingChunk, RingGone, RingMessage
@@ -54,8 +55,10 @@ class Averager:
         fail: Callable[[RavnestError], None],
         tell_cluster: Callable[[int], None],
         compression: Compression,
+        telemetry: Telemetry | None = None,
     ) -> None:
         self._share = share
+        self._telemetry = telemetry
         self._reach = reach
         self._on_compute_thread = on_compute_thread
         self._fail = fail
@@ -81,6 +84,7 @@ class Averager:
             # Not at once: the ring that says so is in the middle of something.
             cut_off=lambda: inbox.put(self._go_alone),
             codec_for=lambda node: self._packings[node].codec_for(self._link(node)),
+            note=None if telemetry is None else telemetry.round_ended,
         )
         compresses = compression.rings is not None
         self._rings = {
@@ -295,10 +299,13 @@ class Averager:
 
         def take() -> None:
             # What others need to know of it goes ahead, so that all members copy at once.
+            started = time.monotonic()
             facts = self._share.facts(ring, fragments)
             self._inbox.put(lambda: place.snapshot_begun(number, facts))
             snapshot = self._share.snapshot(ring, fragments)
             self._inbox.put(lambda: place.snapshot_taken(number, snapshot))
+            if self._telemetry is not None:
+                self._telemetry.did("average", -1, -1, started, time.monotonic())
 
         self._on_compute_thread(lambda: self._share.when_up_to_date(take))
 

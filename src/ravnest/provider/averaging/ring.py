@@ -4,6 +4,7 @@ import logging
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import Literal
 
 from ravnest.errors import RunError, WireError
 from ravnest.provider.averaging.exchange import Exchange, Payload, Track
@@ -21,6 +22,7 @@ from ravnest.provider.averaging.rollcall import RollCall
 from ravnest.provider.averaging.share import Facts, Outcome, Snapshot
 from ravnest.provider.averaging.vectors import Layout, Vectors, numbered
 from ravnest.provider.document import RingDocument
+from ravnest.provider.telemetry import Round
 from ravnest.wire.codecs import Codec
 from ravnest.wire.encoding import Parcel
 from ravnest.wire.messages import RingChunk, RingMessage, RingShare
@@ -45,6 +47,8 @@ class Surroundings:
     """There are no more rounds here, though the cluster trains on."""
     codec_for: Callable[[str], Codec | None]
     """How chunks to that node are to be compressed."""
+    note: Callable[[Round], None] | None = None
+    """A round has ended; for those who look on."""
 
 
 @dataclass(frozen=True)
@@ -397,6 +401,7 @@ class RingPlace:
             self.last.seconds,
             self.last.sent_bytes / 1e6,
         )
+        self._note(start.round, current, "applied", now)
         self._around.apply(
             Outcome(
                 self.id,
@@ -437,8 +442,36 @@ class RingPlace:
         """A round as people count them: its number also says who leads it."""
         return number // len(self._members)
 
+    def _note(
+        self,
+        number: int,
+        seen: _Round | None,
+        outcome: Literal["applied", "given up", "skipped"],
+        now: float,
+        reason: str = "",
+    ) -> None:
+        if self._around.note is None:
+            return
+        start = None if seen is None else seen.start
+        self._around.note(
+            Round(
+                ring=self.id,
+                number=self._turn(number),
+                began=now if seen is None else seen.began,
+                ended=now,
+                members=tuple(self._members[k].node for k in start.members) if start else (),
+                weights=start.weights if start else (),
+                outcome=outcome,
+                reason=reason,
+                sent_bytes=0 if seen is None else seen.sent_bytes,
+            )
+        )
+
     def _skip(self, number: int, reason: str) -> None:
         current = self._round
+        seen = current if current is not None and current.number == number else None
+        began = seen is not None and seen.start is not None
+        self._note(number, seen, "given up" if began else "skipped", self._clock(), reason)
         if current is not None and current.number == number:
             if current.exchange is not None:
                 for fragment in current.fragments:

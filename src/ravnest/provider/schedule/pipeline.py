@@ -201,6 +201,14 @@ class StageSchedule:
         return self._gradients.batches
 
     @property
+    def awaits(self) -> Literal["input", "gradients", "permission"]:
+        """What would let this stage go on, while there is nothing to do."""
+        update, must_wait = self._gradients.update, self.rules.waits_for_permission
+        if must_wait and self._gradients.complete and self._allowed < update:
+            return "permission"
+        return "gradients" if self._line or len(self._in_flight) >= self.limit else "input"
+
+    @property
     def newest_is_unused(self) -> bool:
         """No micro-batch in flight was computed with the newest weights."""
         return self._users[self._version] == 0
