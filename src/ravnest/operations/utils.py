@@ -3,35 +3,28 @@
 import logging
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
-import torch
 from torch import nn
 
 from ravnest.errors import CaptureError, PlanError
 from ravnest.plan import Plan
 from ravnest.planning import dryrun
-from ravnest.planning.costing.costs import TrainingMemory
-from ravnest.planning.figures import quantity, size
-from ravnest.planning.planner import make_plan, with_warning
+from ravnest.planning.planned import (
+    PlanRequest,
+    optimizer_factor,
+    plan_only,
+    shown,
+    write_planned,
+)
 from ravnest.planning.pool import read_pool
 from ravnest.planning.report import SEPARATOR, node_blocks, render_report
-from ravnest.planning.rowwise import division_of, why_rows_mix
-from ravnest.planning.search.clusters import PlanOptions
 from ravnest.planning.study import Study, study
-from ravnest.planning.weights import FromFiles, FromModel, WeightSource
-from ravnest.planning.writing import write_plan
+from ravnest.planning.weights import FromFiles, WeightSource
 from ravnest.rundir import RunDir
 
 logger = logging.getLogger("ravnest.planning")
-
-OPTIMIZER_FACTORS = {"sgd": 0.0, "momentum": 1.0, "adam": 2.0, "adamw": 2.0, "muon": 1.0}
-"""Bytes of optimizer state per byte of trainable weights."""
-
-_SELF_CHECK_LIMIT = 2_000_000_000
-"""Weights above this many bytes are not checked by default: it takes two copies of the model."""
 
 
 def clusterize(
@@ -80,15 +73,15 @@ def clusterize(
     """
     overrides = dryrun.current()
     run = RunDir(_path("node_data", node_data))
-    training = TrainingMemory(optimizer_factor=_optimizer_factor(optimizer))
-    options = PlanOptions(
+    request = PlanRequest(
         min_cluster_size=overrides.min_cluster_size or min_cluster_size,
         max_clusters=overrides.max_clusters or max_clusters,
         idle_gain=idle_gain,
+        optimizer_factor=optimizer_factor(optimizer),
+        micro_batches=_parts(micro_batches),
         seed=seed,
-        training=training,
+        self_check=self_check,
     )
-    parts_asked = _parts(micro_batches)
     pool = read_pool(overrides.pool or run.pool_file)
     if model is None:
         raise CaptureError("clusterize needs a model: clusterize(model=…, example_args=(batch,))")
@@ -98,28 +91,14 @@ def clusterize(
         weights = _path("weights", weights)
     logger.info("capturing %s …", type(model).__name__)
     studied = study(model, args, example_kwargs, pass_data=pass_data)
-    logger.info("planning for %s …", quantity(len(pool), "provider"))
-    unchecked = _why_unchecked(studied, self_check)
-    undivided = "" if parts_asked else unchecked or why_rows_mix(studied)
-    division = division_of(studied, parts_asked, undivided=bool(undivided))
     try:
-        plan = make_plan(
-            studied, pool, replace(options, training=replace(training, division=division))
-        )
+        plan = plan_only(studied, pool, request)
     except PlanError:
         _log(studied.warnings)  # there will be no plan to carry them
         raise
-    if undivided and any(len(cluster.stages) > 1 for cluster in plan.clusters):
-        plan = with_warning(
-            plan,
-            f"batches are not divided into micro-batches: {undivided}. In a deep pipeline whole "
-            "batches make gradients old; micro_batches=N divides them all the same",
-        )
     overrides.deliver(plan)
-    if unchecked:
-        plan = with_warning(plan, f"the stages were not compared with the model: {unchecked}")
     source = _weight_source(studied, weights)
-    plan, archived = write_plan(plan, studied, run, weights=source, check=not unchecked)
+    plan, archived = write_planned(plan, studied, request, run, weights=source)
     if quiet:
         _log(plan.warnings)
     else:
@@ -142,20 +121,9 @@ def _parts(micro_batches: object) -> int | None:
         return None
     if not isinstance(micro_batches, int) or isinstance(micro_batches, bool) or micro_batches < 1:
         raise PlanError(
-            f"micro_batches is {_shown(micro_batches)}; give a whole number from 1, or 'auto'"
+            f"micro_batches is {shown(micro_batches)}; give a whole number from 1, or 'auto'"
         )
     return micro_batches
-
-
-def _why_unchecked(studied: Study, self_check: bool | None) -> str:
-    """Why the finished stages will not be compared with the model, "" if they will."""
-    if not studied.has_weights:
-        return "its weights are not in memory"
-    if self_check is None and studied.parameter_bytes > _SELF_CHECK_LIMIT:
-        return (
-            f"it is larger than {size(_SELF_CHECK_LIMIT)} (self_check=True compares all the same)"
-        )
-    return "" if self_check is None or self_check else "self_check=False"
 
 
 def _path(name: str, value: object) -> Path:
@@ -168,15 +136,9 @@ def _check_keywords(example_kwargs: object) -> None:
     named = isinstance(example_kwargs, Mapping) and all(isinstance(k, str) for k in example_kwargs)
     if example_kwargs is not None and not named:
         raise CaptureError(
-            f"example_kwargs is {_shown(example_kwargs)}; give a dictionary from the names of the "
+            f"example_kwargs is {shown(example_kwargs)}; give a dictionary from the names of the "
             "model's arguments to sample tensors, like {'input_ids': tokens}"
         )
-
-
-def _shown(value: object) -> str:
-    """A value in an error message: itself if it is short, else what it is."""
-    text = repr(value)
-    return text if len(text) <= 60 else f"a {type(value).__name__}"
 
 
 def _weight_source(studied: Study, weights: str | Path | None) -> WeightSource | None:
@@ -187,18 +149,4 @@ def _weight_source(studied: Study, weights: str | Path | None) -> WeightSource |
                 "them into the model, or build it on the meta device"
             )
         return FromFiles(Path(weights), studied)
-    return FromModel(studied) if studied.has_weights else None
-
-
-def _optimizer_factor(optimizer: object) -> float:
-    given = optimizer
-    if isinstance(given, type):  # SGD may have momentum: plan for it
-        given = "momentum" if given is torch.optim.SGD else given.__name__
-    if isinstance(given, str) and given.lower() in OPTIMIZER_FACTORS:
-        return OPTIMIZER_FACTORS[given.lower()]
-    if isinstance(given, int | float) and not isinstance(given, bool) and 0 <= given < 100:
-        return float(given)
-    raise PlanError(
-        f"optimizer is {_shown(given)}; give one of {', '.join(OPTIMIZER_FACTORS)}, "
-        "or its bytes of state per byte of weights as a number from 0 to 100"
-    )
+    return None
