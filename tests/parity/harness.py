@@ -15,9 +15,8 @@ from access import same_access
 from torch import nn
 
 from ravnest.planning.fusion import assemble
+from ravnest.planning.state import model_index
 from ravnest.planning.study import Study
-from ravnest.planning.writing import state_entries, state_versions
-from ravnest.rundir import ModelIndex
 from ravnest.stage import structure
 from ravnest.stage.local import LocalPipeline
 from ravnest.stage.package import load_package, write_package
@@ -184,10 +183,9 @@ def _compare_state(
         for spec in stage.graph.tensors
         if spec.owner
     }
-    index = ModelIndex(
-        plan_id="test", state=state_entries(study), versions=state_versions(study.model)
+    fused = assemble(
+        model_index(study, "test"), {name: tensor.detach() for name, tensor in owned.items()}
     )
-    fused = assemble(index, {name: tensor.detach() for name, tensor in owned.items()})
     expected = reference.state_dict()
     assert list(fused) == list(expected)
     # A bias in front of a normalisation has no gradient but rounding noise: measure such tensors

@@ -219,7 +219,7 @@ def _fingerprint(study: Study, plan: Plan) -> str:
     Weights that are read from files later are not seen here; their names and shapes are.
     """
     digest = hashlib.sha256(msgspec.json.encode((plan, study.stages(()))))
-    for name, held in study.held.items():
+    for name, held in sorted(study.held.items()):
         digest.update(name.encode())
         if not held.tensor.is_meta:
             digest.update(_content_hash(held.tensor))

@@ -37,6 +37,8 @@ def why_rows_mix(study: Study) -> str:
     rows = max(_ROWS, least)
     if most is not None and rows + 1 > most:
         return f"it takes no more than {most} rows"
+    if study.told is not None:  # it was tried where its code was
+        return study.told.rows_mix
     if not study.has_weights:
         return "its weights are not in memory, so that it could not be tried"
     try:

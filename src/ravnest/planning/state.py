@@ -5,7 +5,16 @@ from torch import nn
 
 from ravnest.errors import CaptureError
 from ravnest.planning.study import Study
-from ravnest.rundir import StateEntry
+from ravnest.rundir import ModelIndex, StateEntry
+
+
+def model_index(study: Study, plan_id: str) -> ModelIndex:
+    """What fusion needs to know of the model itself."""
+    if study.told is not None:
+        state, versions = study.told.state, dict(study.told.versions)
+    else:
+        state, versions = state_entries(study), state_versions(study.model)
+    return ModelIndex(plan_id=plan_id, state=state, versions=versions)
 
 
 def state_entries(study: Study) -> tuple[StateEntry, ...]:

@@ -5,7 +5,7 @@ cluster, however many there are and wherever each of them cuts.
 """
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,7 +30,17 @@ from ravnest.planning.cutting.analysis import Facts, analyse
 from ravnest.planning.cutting.ownership import changing_names, home_positions
 from ravnest.planning.cutting.staging import CutProgram, build_stages, common_rows
 from ravnest.planning.torchscript import as_module, is_script, mode_is_baked
+from ravnest.rundir import StateEntry
 from ravnest.stage.graph import Mode, StageGraph
+
+
+@dataclass(frozen=True)
+class Told:
+    """What only the model's own code could tell, of a model that came without it."""
+
+    state: tuple[StateEntry, ...]
+    versions: Mapping[str, int]
+    rows_mix: str
 
 
 @dataclass(frozen=True)
@@ -38,7 +48,8 @@ class Study:
     """A model, understood."""
 
     model: nn.Module
-    """The module that was captured: the user's own, or the stand-in for a TorchScript module."""
+    """The module that was captured: the user's own, or the stand-in for a TorchScript module, or
+    for a model that was handed over as data."""
     name: str
     call: Call
     train: Program
@@ -51,6 +62,9 @@ class Study:
     """Tensor name → train position whose stage owns it, in model order."""
     costs: CutCosts
     warnings: tuple[str, ...]
+    measured: tuple[OpCost, ...] = ()
+    """What a real pass has shown of every train operator; empty if the costs are predicted."""
+    told: Told | None = None
 
     @property
     def held(self) -> dict[str, HeldTensor]:
@@ -77,6 +91,11 @@ class Study:
         for name, held in held_tensors(self.model).items():
             found[held.name].append(name)
         return found
+
+    @property
+    def is_chain(self) -> bool:
+        """Is it cut at module boundaries, so that stages need the model's code?"""
+        return any(isinstance(op.target, ModuleCall) for op in self.train.ops)
 
     def needs_two_rows(self, mode: Mode) -> None:
         """Have the stages refuse a single row: the capture knows only what happens to several."""
@@ -120,13 +139,6 @@ def study(
     call = bind_call(model, example_args, example_kwargs or {})
     _check_types(model, call)
     train, evaluation = _programs(model, call, warnings)
-    facts = analyse(train, frozenset(evaluation.written))
-    eval_facts = analyse(evaluation, frozenset(train.written))
-    places = align(train, evaluation, facts, eval_facts)
-    homes = home_positions(train, evaluation, places)
-    costs = _costs(model, call, train, facts, pass_data=pass_data)
-    held = evaluation.held | train.held
-    changing = {name: held[name].tensor.nbytes for name in changing_names(train, evaluation, homes)}
     warnings.extend(_about_rows(train, evaluation))
     if (about_rows := call.about_rows()) is not None:
         warnings.append(about_rows)
@@ -142,10 +154,42 @@ def study(
             f"{len(frozen)} modules are in evaluation mode inside a model that trains, and stay so "
             f"({named}); if that is not meant, call model.train() before planning"
         )
+    return conclude(
+        Captured(model, name, call, train, evaluation, tuple(warnings)),
+        lambda facts: _costs(model, call, train, facts, pass_data=pass_data),
+        measured=pass_data,
+    )
+
+
+@dataclass(frozen=True)
+class Captured:
+    """A model in both modes, before anything has been concluded from it."""
+
+    model: nn.Module
+    name: str
+    call: Call
+    train: Program
+    evaluation: Program
+    warnings: tuple[str, ...]
+    told: Told | None = None
+
+
+def conclude(
+    captured: Captured, price: Callable[[Facts], list[OpCost]], *, measured: bool = False
+) -> Study:
+    """Everything that follows from the two programs, wherever they came from."""
+    train, evaluation = captured.train, captured.evaluation
+    facts = analyse(train, frozenset(evaluation.written))
+    eval_facts = analyse(evaluation, frozenset(train.written))
+    places = align(train, evaluation, facts, eval_facts)
+    homes = home_positions(train, evaluation, places)
+    costs = price(facts)
+    held = evaluation.held | train.held
+    changing = {name: held[name].tensor.nbytes for name in changing_names(train, evaluation, homes)}
     return Study(
-        model=model,
-        name=name,
-        call=call,
+        model=captured.model,
+        name=captured.name,
+        call=captured.call,
         train=train,
         evaluation=evaluation,
         facts=facts,
@@ -155,7 +199,9 @@ def study(
         costs=build_tables(
             train, facts, costs, [place is not None for place in places], homes, changing
         ),
-        warnings=tuple(warnings),
+        warnings=captured.warnings,
+        measured=tuple(costs) if measured else (),
+        told=captured.told,
     )
 
 

@@ -15,10 +15,10 @@ from ravnest.planning.capture.surroundings import as_in_training
 from ravnest.planning.nodes import node_documents
 from ravnest.planning.planner import with_larger_parts, with_warning
 from ravnest.planning.selfcheck import OneRowError, SelfCheck
-from ravnest.planning.state import state_entries, state_versions
+from ravnest.planning.state import model_index
 from ravnest.planning.study import Study
 from ravnest.planning.weights import WeightSource
-from ravnest.rundir import ModelIndex, RunDir
+from ravnest.rundir import RunDir
 from ravnest.stage.graph import MODES
 from ravnest.stage.package import load_package, write_package
 
@@ -73,12 +73,7 @@ def _write(
     *,
     check: bool,
 ) -> None:
-    index = ModelIndex(
-        plan_id=plan.plan_id,
-        state=state_entries(study),
-        versions=state_versions(study.model),
-    )
-    fresh.model_file.write_bytes(_pretty(index))
+    fresh.model_file.write_bytes(_pretty(model_index(study, plan.plan_id)))
     fresh.plan_file.write_bytes(_pretty(plan))
     self_check = SelfCheck(study)
     checked: set[tuple[int, ...]] = set()

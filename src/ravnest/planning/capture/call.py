@@ -17,6 +17,8 @@ from ravnest.errors import CaptureError
 from ravnest.stage import structure
 from ravnest.stage.graph import Argument
 
+_MIN_BATCH = 2
+
 
 @dataclass(frozen=True)
 class Call:
@@ -62,6 +64,10 @@ class Call:
             f"the batch size ({self.batch_size} in the example) is that of "
             f"{', '.join(batched[:5])}; fixed to the example's size: {', '.join(fixed[:5])}"
         )
+
+    def with_several_rows(self) -> "Call":
+        """As it is captured: a single row would be taken for a constant."""
+        return self if self.batch_size >= _MIN_BATCH else self.resized(_MIN_BATCH)
 
     def resized(self, batch_size: int) -> "Call":
         """The same call with the rows of every batched input repeated or dropped."""

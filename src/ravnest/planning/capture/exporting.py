@@ -53,7 +53,6 @@ _TRUSTED_FUNCTIONS = (
     "torch._functorch",
     "torch._higher",
 )
-_MIN_BATCH = 2
 
 
 class _Seen:
@@ -108,7 +107,7 @@ class _FlatModel(nn.Module):
 
 def capture(model: nn.Module, call: Call, mode: Mode) -> Program:
     """One mode of the model as a program. The model is left exactly as it was."""
-    call = call if call.batch_size >= _MIN_BATCH else call.resized(_MIN_BATCH)
+    call = call.with_several_rows()
     flat = _FlatModel(model, call)
     refuse_backward_hooks(model)
     # Copies of all weights are made only for a model that may write to them when it is switched.

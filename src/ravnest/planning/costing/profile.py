@@ -43,11 +43,15 @@ class OpCost:
     working_bytes: int
 
 
-def profile(program: Program, *, gradients: set[int]) -> list[OpCost]:
-    """Cost of every operator; `gradients` are the values through which gradients flow."""
+def profile(program: Program, *, gradients: set[int], foreign: bool = False) -> list[OpCost]:
+    """Cost of every operator; `gradients` are the values through which gradients flow.
+
+    Torch runs the kernel of an operator that has no rule for shapes, on zeros; not of a `foreign`
+    program, which could ask for any amount of them.
+    """
     known: dict[Any, Probe] = {}
     costs = []
-    with FakeTensorMode(allow_non_fake_inputs=True):
+    with FakeTensorMode(allow_non_fake_inputs=True, allow_fallback_kernels=not foreign):
         for op in program.ops:
             key = _signature(op, program, gradients)
             if key not in known:
