@@ -77,6 +77,19 @@ DECIDING = {
     "ravnest.provider.averaging.pacing",
     "ravnest.provider.averaging.rollcall",
     "ravnest.provider.averaging.wishes",
+    "ravnest.server.changes",
+    "ravnest.server.state.deadlines",
+    "ravnest.server.state.effects",
+    "ravnest.server.state.events",
+    "ravnest.server.state.jobs",
+    "ravnest.server.state.machine",
+    "ravnest.server.state.parts",
+    "ravnest.server.state.pool",
+    "ravnest.server.state.providers",
+    "ravnest.server.state.records",
+    "ravnest.server.state.recovery",
+    "ravnest.server.state.runs",
+    "ravnest.server.state.world",
 }
 NOT_FOR_DECIDING = {"asyncio", "grpc", "socket", "threading", "time", "torch"}
 

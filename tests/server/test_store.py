@@ -12,8 +12,8 @@ import psycopg
 import pytest
 
 from ravnest.errors import ServerError
+from ravnest.server.changes import Event, Forget, Point, Put, Remove
 from ravnest.server.store import open_store
-from ravnest.server.store.changes import Event, Forget, Point, Put, Remove
 
 
 @pytest.fixture
@@ -155,7 +155,7 @@ def test_an_unknown_kind_of_store_is_named():
 WRITER = """
     import sys
     from ravnest.server.store import open_store
-    from ravnest.server.store.changes import Put, Event
+    from ravnest.server.changes import Put, Event
     store = open_store(sys.argv[1])
     first = int(sys.argv[2])
     waiting = []

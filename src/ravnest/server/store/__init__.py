@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Protocol, TypeVar
 
 from ravnest.errors import ServerError
-from ravnest.server.store.changes import Batch, Change, Event, Point
+from ravnest.server.changes import Batch, Change, Event, Point
 from ravnest.server.store.postgres import PostgresDatabase
 from ravnest.server.store.sqlite import SqliteDatabase
 

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from ravnest.errors import ServerError
-from ravnest.server.store.changes import Batch, Event, Point
+from ravnest.server.changes import Batch, Event, Point
 from ravnest.server.store.statements import MIGRATIONS, SCHEMA_VERSION, Statements
 
 logger = logging.getLogger("ravnest.server")

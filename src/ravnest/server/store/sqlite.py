@@ -6,7 +6,7 @@ from pathlib import Path
 import filelock
 
 from ravnest.errors import ServerError
-from ravnest.server.store.changes import Batch, Event, Point
+from ravnest.server.changes import Batch, Event, Point
 from ravnest.server.store.statements import MIGRATIONS, SCHEMA_VERSION, Statements
 
 _BUSY_S = 30.0

@@ -6,7 +6,7 @@
 from collections.abc import Sequence
 from typing import Any, Protocol
 
-from ravnest.server.store.changes import Batch, Event, Point
+from ravnest.server.changes import Batch, Event, Point
 
 SCHEMA_VERSION = 1
 MOST_EVENTS = 200_000

@@ -1,0 +1,51 @@
+"""What follows from time alone: providers that stay away, runs that do not end."""
+
+from ravnest.server.state import runs
+from ravnest.server.state.effects import Wake
+from ravnest.server.state.records import Part, Run
+from ravnest.server.state.world import World
+
+
+def pass_time(world: World, now: float) -> None:
+    """Do what is due, and ask to be woken for what is due next."""
+    for part in list(world.at_work.values()):
+        presence = world.heard_of(part.provider)
+        if part.is_open and not presence.connected:
+            due = presence.since + world.settings.away_s
+            if due <= now:
+                name = world.providers[part.provider].name
+                minutes = world.settings.away_s / 60
+                runs.lose(world, part, f"{name} has been away for {minutes:.3g} minutes", now)
+            else:
+                world.order(Wake(at=due))
+    for run in list(world.runs.values()):
+        ended = _first_ends(world, run)
+        for part in list(world.open_parts(run.job)):
+            # Losing one may have ended the others.
+            limit = _limit(world, run, part, ended) if part.is_open else None
+            if limit is not None and limit[0] <= now:
+                name = world.providers[part.provider].name
+                runs.lose(world, part, f"{name} {limit[1]} in time", now)
+            elif limit is not None:
+                world.order(Wake(at=limit[0]))
+
+
+def _first_ends(world: World, run: Run) -> dict[int, float]:
+    """Cluster → when the first of its stages ended."""
+    found: dict[int, float] = {}
+    for part in world.of_run.get(run.job, ()):
+        if part.ended_at is not None:
+            found[part.cluster] = min(part.ended_at, found.get(part.cluster, part.ended_at))
+    return found
+
+
+def _limit(world: World, run: Run, part: Part, ended: dict[int, float]) -> tuple[float, str] | None:
+    """Until when a part may stay as it is, and what it has not done by then."""
+    if run.state == "preparing":
+        due = run.began_at + world.settings.prepare_s
+        return (due, "has not prepared its part") if part.state == "assigned" else None
+    # Stages of a cluster are done together; clusters are not.
+    since = ended.get(part.cluster) if run.stopped_at is None else run.stopped_at
+    if since is None:
+        return None
+    return since + world.settings.stop_s, "has not ended with the others"

@@ -1,0 +1,118 @@
+"""What can happen to the server, as data."""
+
+from typing import Literal
+
+import msgspec
+
+from ravnest.api.control import FromAgent, Hello
+from ravnest.api.limits import FileRef
+from ravnest.api.machine import Caps, MachineFacts
+from ravnest.api.work import WorkEnd
+from ravnest.server.state.records import Job, PlanFacts
+
+
+class Happening(msgspec.Struct, frozen=True, kw_only=True):
+    pass
+
+
+class Started(Happening, frozen=True, kw_only=True):
+    """The server has read its records."""
+
+
+class EnrolledNow(Happening, frozen=True, kw_only=True):
+    provider: int
+    name: str
+    digest: str
+    facts: MachineFacts
+    caps: Caps
+    token: str
+
+
+class Connected(Happening, frozen=True, kw_only=True):
+    provider: int
+    hello: Hello
+
+
+class Disconnected(Happening, frozen=True, kw_only=True):
+    provider: int
+    reason: str = ""
+
+
+class Heard(Happening, frozen=True, kw_only=True):
+    """A message of an agent that is neither its first nor one of those below."""
+
+    provider: int
+    message: FromAgent
+
+
+class PartEnded(Happening, frozen=True, kw_only=True):
+    """A worker has ended; `results` are files that the server has looked at and found whole."""
+
+    provider: int
+    assignment: str
+    end: WorkEnd
+    results: tuple[FileRef, ...] = ()
+
+
+class ProviderSteered(Happening, frozen=True, kw_only=True):
+    provider: int
+    action: Literal["pause", "resume", "remove", "leave"]
+    by: str
+
+
+class Submitted(Happening, frozen=True, kw_only=True):
+    job: Job
+
+
+class JobSteered(Happening, frozen=True, kw_only=True):
+    job: str
+    action: Literal["start", "stop", "pause", "continue", "resume", "delete"]
+    by: str
+
+
+class PlanMade(Happening, frozen=True, kw_only=True):
+    job: str
+    attempt: int
+    plan: PlanFacts
+
+
+class PlanFailed(Happening, frozen=True, kw_only=True):
+    job: str
+    attempt: int
+    reason: str
+    hopeless: bool
+    """Another pool would not help."""
+
+
+class Fused(Happening, frozen=True, kw_only=True):
+    job: str
+    run: int
+    bytes: int
+
+
+class FusingFailed(Happening, frozen=True, kw_only=True):
+    job: str
+    run: int
+    reason: str
+
+
+class Tick(Happening, frozen=True, kw_only=True):
+    """A moment has come that was asked for."""
+
+
+Event = (
+    Started
+    | EnrolledNow
+    | Connected
+    | Disconnected
+    | Heard
+    | PartEnded
+    | ProviderSteered
+    | Submitted
+    | JobSteered
+    | PlanMade
+    | PlanFailed
+    | Fused
+    | FusingFailed
+    | Tick
+)

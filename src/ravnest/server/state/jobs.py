@@ -1,0 +1,214 @@
+"""A job is submitted, planned with whoever is free, and steered by people."""
+
+from ravnest.api.control import Steer
+from ravnest.errors import JobError
+from ravnest.server.state import pool, runs
+from ravnest.server.state.effects import Discard, DropPlan, MakePlan, Wake
+from ravnest.server.state.events import JobSteered, PlanFailed, PlanMade
+from ravnest.server.state.records import ENDED_JOBS, Job
+from ravnest.server.state.world import World
+
+
+def submitted(world: World, job: Job, now: float) -> None:
+    world.jobs[job.id] = job
+    world.move(job, "waiting", "not looked at yet")
+    world.save_job(job)
+    world.note(now, "info", f"{job.name} was submitted by {job.owner_name}", job.id)
+
+
+# ---- planning
+
+
+def consider(world: World, now: float) -> None:
+    """Plan what can be planned, oldest first; say of the others what they wait for."""
+    waiting = [job for job in world.jobs.values() if job.state in ("waiting", "planned")]
+    if not waiting:
+        return
+    settled_at = world.pool_changed_at + world.settings.settle_s
+    for job in sorted(waiting, key=lambda job: (job.submitted_at, job.id)):
+        if world.judged.get(job.id) == world.pool_version:
+            continue
+        if now < settled_at:
+            world.order(Wake(at=settled_at))
+            if job.state == "waiting" and not job.reason:
+                world.move(job, "waiting", "the pool is changing")
+            continue
+        if world.planning is not None:
+            other = world.jobs[world.planning].name
+            if job.state == "waiting":
+                world.move(job, "waiting", f"{other} is being planned first")
+            continue
+        if not _plan(world, job):
+            world.judged[job.id] = world.pool_version
+
+
+def _plan(world: World, job: Job) -> bool:
+    found = pool.willing(world, job)
+    job.plan = None
+    if not found:
+        world.move(job, "waiting", pool.why_nobody(world, job))
+        return False
+    world.judged[job.id] = world.pool_version
+    world.planning = job.id
+    world.attempt += 1
+    world.move(job, "planning", f"with {len(found)} providers")
+    world.save_job(job)
+    world.order(
+        MakePlan(
+            job=job.id,
+            attempt=world.attempt,
+            run=job.run + 1,
+            pool=pool.as_pool(found),
+            fused_run=job.fused_run,
+            epochs_done=job.epochs_done,
+        )
+    )
+    return True
+
+
+def _is_current(world: World, event: PlanMade | PlanFailed) -> bool:
+    return world.planning == event.job and world.attempt == event.attempt
+
+
+def planned(world: World, event: PlanMade, now: float) -> None:
+    if not _is_current(world, event):
+        return
+    job = world.jobs[event.job]
+    world.planning = None
+    job.plan, job.parameters = event.plan, event.plan.parameters
+    world.save_job(job)
+    count = len(event.plan.parts)
+    world.note(
+        now,
+        "info",
+        f"planned: {count} providers in {event.plan.clusters} clusters, "
+        f"{event.plan.steps_per_s:.3g} batches per second expected",
+        job.id,
+    )
+    if job.asked:
+        begin_if_all_free(world, job, now)
+    else:
+        world.move(job, "planned", f"waits to be started, with {count} providers")
+
+
+def begin_if_all_free(world: World, job: Job, now: float) -> None:
+    assert job.plan is not None
+    gone = [part.provider for part in job.plan.parts if part.provider not in world.free]
+    if not gone:
+        runs.begin(world, job, now)
+        return
+    name = world.providers[gone[0]].name
+    job.plan = None
+    world.judged.pop(job.id, None)
+    world.move(job, "waiting", f"{name} was planned with and is not free any more")
+    world.save_job(job)
+
+
+def not_planned(world: World, event: PlanFailed, now: float) -> None:
+    if not _is_current(world, event):
+        return
+    job = world.jobs[event.job]
+    world.planning = None
+    if event.hopeless:
+        runs.fail(world, job, event.reason, now)
+    else:
+        world.move(job, "waiting", event.reason)
+        world.note(now, "info", f"cannot be planned yet: {event.reason}", job.id)
+
+
+# ---- steering
+
+
+def steered(world: World, event: JobSteered, now: float) -> None:
+    job = world.jobs[event.job]
+    {
+        "start": _start,
+        "stop": _stop,
+        "pause": _pause,
+        "continue": _continue,
+        "resume": _resume,
+        "delete": _delete,
+    }[event.action](world, job, now)
+    if event.action not in ("stop", "delete"):
+        world.note(now, "info", f"{event.action}: asked by {event.by}", job.id)
+
+
+def _refuse(job: Job, action: str, when: str) -> JobError:
+    return JobError(f"{action} is for a job that {when}; {job.id} is {job.state}")
+
+
+def _start(world: World, job: Job, now: float) -> None:
+    if job.state not in ("waiting", "planning", "planned"):
+        raise _refuse(job, "start", "waits to be started")
+    job.asked = True
+    world.save_job(job)
+    if job.state == "planned":
+        begin_if_all_free(world, job, now)
+
+
+def _stop(world: World, job: Job, now: float) -> None:
+    if job.state in ENDED_JOBS:
+        raise _refuse(job, "stop", "has not ended")
+    world.note(now, "info", "stop was asked for", job.id)
+    run = world.runs.get(job.id)
+    if job.state in ("waiting", "planning", "planned") or run is None:
+        _forget_plan(world, job)
+        runs.stopped(world, job, now)
+        return
+    job.stop_wanted = True
+    world.save_job(job)
+    if run.state in ("stopping", "fusing"):
+        world.move(job, job.state, "stop was asked for")
+    runs.stop(world, run, "stop was asked for", now)
+
+
+def _forget_plan(world: World, job: Job) -> None:
+    job.plan = None
+    if world.planning == job.id:
+        world.planning = None
+        world.order(DropPlan(job=job.id))
+
+
+def _pause(world: World, job: Job, now: float) -> None:
+    run = world.runs.get(job.id)
+    if job.state != "running" or run is None:
+        raise _refuse(job, "pause", "is running")
+    run.state = "paused"
+    world.save_run(run)
+    for part in world.open_parts(job.id):
+        world.send(part.provider, Steer(assignment=part.id, action="pause"))
+    world.move(job, "paused", "by request")
+
+
+def _continue(world: World, job: Job, now: float) -> None:
+    run = world.runs.get(job.id)
+    if job.state != "paused" or run is None:
+        raise _refuse(job, "continue", "is paused")
+    run.state = "running"
+    world.save_run(run)
+    for part in world.open_parts(job.id):
+        world.send(part.provider, Steer(assignment=part.id, action="resume"))
+    world.move(job, "running")
+
+
+def _resume(world: World, job: Job, now: float) -> None:
+    if job.state not in ("stopped", "failed"):
+        raise _refuse(job, "resume", "was stopped or has failed")
+    job.lost_runs, job.cause, job.ended_at = 0, "", None
+    job.refused = {}
+    runs.again(world, job, "resumed", now)
+
+
+def _delete(world: World, job: Job, now: float) -> None:
+    _forget_plan(world, job)
+    for part in list(world.open_parts(job.id)):
+        runs.drop(world, part, "the job was deleted", now)
+    world.forget_run(job.id)
+    del world.jobs[job.id]
+    world.judged.pop(job.id, None)
+    world.out.remove(job.kind, job.key)
+    world.out.remove("spec", job.id)
+    world.out.forget(job.id)
+    world.out.jobs.add(job.id)
+    world.order(Discard(job=job.id))
+    world.note(now, "info", f"{job.name} was deleted", job.id)

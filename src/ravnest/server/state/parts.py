@@ -1,0 +1,121 @@
+"""What agents say about their part of a run."""
+
+from ravnest.api.control import AgentState, Begin, Prepared, Refused, Settled, Steer
+from ravnest.server.state import pool, runs
+from ravnest.server.state.effects import Hand, Wake
+from ravnest.server.state.events import PartEnded
+from ravnest.server.state.records import Part
+from ravnest.server.state.world import Presence, World
+
+
+def own_part(world: World, provider: int, assignment: str) -> Part | None:
+    part = world.parts.get(assignment)
+    return part if part is not None and part.provider == provider else None
+
+
+def prepared(world: World, provider: int, message: Prepared, now: float) -> None:
+    part = own_part(world, provider, message.assignment)
+    if part is None or not part.is_open:
+        drop_unknown(world, provider, message.assignment)
+        return
+    part.relayed = message.relayed
+    if part.state == "training":  # it had begun already, and is where it was before
+        world.save_part(part)
+        catch_up(world, part, "ready", now)
+        return
+    part.state = "prepared"
+    world.save_part(part)
+    _train_if_all_prepared(world, part.job, now)
+
+
+def _train_if_all_prepared(world: World, job: str, now: float) -> None:
+    run = world.runs[job]
+    if run.state == "preparing" and all(part.state == "prepared" for part in world.of_run[job]):
+        runs.train(world, run, now)
+
+
+def refused(world: World, provider: int, message: Refused, now: float) -> None:
+    part = own_part(world, provider, message.assignment)
+    if part is None or not part.is_open:
+        return
+    job, run = world.jobs[part.job], world.runs[part.job]
+    name = world.providers[provider].name
+    if run.state != "preparing":
+        runs.lose(world, part, f"{name} does not go on: {message.reason}", now)
+        return
+    # Nothing is lost but time: the next plan is made without it.
+    job.refused[provider] = message.reason
+    part.state, part.reason = "failed", message.reason
+    world.save_part(part)
+    world.save_job(job)
+    pool.review(world, provider, now)
+    world.note(now, "warning", f"{name} refused its part: {message.reason}", job.id, provider)
+    run.departing = run.departing or f"{name} refused"
+    runs.stop(world, run, f"{name} refused its part: {message.reason}", now)
+
+
+def ended(world: World, event: PartEnded, now: float) -> None:
+    """The worker has ended, and what it saved has been brought back."""
+    part = own_part(world, event.provider, event.assignment)
+    world.send(event.provider, Settled(assignment=event.assignment))
+    if part is None or not part.is_open:
+        return
+    end, name = event.end, world.providers[event.provider].name
+    part.end, part.results, part.ended_at = end, event.results, now
+    presence = world.heard_of(event.provider)
+    if presence.assignment == part.id:  # it forgets it when it is told that all is settled
+        presence.state, presence.assignment = "idle", None
+    run = world.runs[part.job]
+    if run.state == "preparing":  # a worker that nobody has started
+        runs.lose(world, part, f"{name} ended before training began: {end.reason}", now)
+        return
+    if end.outcome == "failed":
+        blamed = f" because of {end.culprit}" if end.culprit else ""
+        cause = f"the worker of {name} failed{blamed}: {end.reason or 'no reason given'}"
+        runs.lose(world, part, cause, now, secondhand=end.culprit is not None)
+        return
+    part.state = "ended"
+    world.save_part(part)
+    pool.review(world, part.provider, now)
+    if end.outcome == "stopped" and run.state in ("running", "paused"):
+        run.departing = run.departing or f"{name} stopped"
+        runs.stop(world, run, f"{name} stopped: {end.reason or 'by itself'}", now)
+    world.order(Wake(at=now + world.settings.stop_s))
+    runs.close_if_ended(world, run, now)
+
+
+def catch_up(world: World, part: Part, state: AgentState, now: float) -> None:
+    """An agent is at work on its part; tell it what it may have missed."""
+    run = world.runs[part.job]
+    if run.state == "preparing":
+        if state == "ready" and part.state == "assigned":
+            part.state = "prepared"
+            world.save_part(part)
+            _train_if_all_prepared(world, part.job, now)
+        return
+    if state == "ready":
+        world.send(part.provider, Begin(assignment=part.id))
+    if run.state == "paused":
+        world.send(part.provider, Steer(assignment=part.id, action="pause"))
+    elif run.state == "stopping":
+        world.send(part.provider, Steer(assignment=part.id, action="stop"))
+
+
+def missing(world: World, part: Part, now: float) -> None:
+    """An agent has come back and knows nothing of its part."""
+    if part.state == "training":
+        name = world.providers[part.provider].name
+        runs.lose(world, part, f"{name} has started anew and lost its part of the run", now)
+        return
+    part.state = "assigned"
+    world.save_part(part)
+    world.order(Hand(provider=part.provider, part=part.id))
+
+
+def drop_unknown(world: World, provider: int, assignment: str) -> None:
+    """An agent is at work on something that is over for the server. It is told once."""
+    presence: Presence = world.heard_of(provider)
+    if presence.told_to_drop != assignment:
+        presence.told_to_drop = assignment
+        action = Steer(assignment=assignment, action="drop", reason="this run is over")
+        world.send(provider, action)

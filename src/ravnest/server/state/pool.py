@@ -1,0 +1,121 @@
+"""Who is free, who may work on what, and what planning is told about them."""
+
+from collections import Counter
+from collections.abc import Iterable
+
+from ravnest.api.machine import Figures
+from ravnest.plan import ProviderSpec
+from ravnest.server.state.records import Job, Provider
+from ravnest.server.state.world import World
+
+LEAST_FIGURE = 1e-3
+"""Planning divides by speeds; one that was measured as 0 is very slow."""
+
+
+def why_not_free(world: World, provider: Provider) -> str | None:
+    """Why nothing can be given to this provider now; None if it can."""
+    presence = world.heard_of(provider.id)
+    if provider.id in world.at_work:
+        return "at work"
+    if not presence.connected:
+        return "away"
+    if presence.leaving or provider.leaves:
+        return "leaving"
+    if provider.figures is None:
+        return "not measured yet"
+    if provider.paused or presence.state == "paused":
+        return "paused by the owner"
+    if presence.state == "resting":
+        return "outside their hours"
+    if presence.state != "idle" or presence.assignment is not None:
+        return "at work"
+    return None
+
+
+def why_not_for(job: Job, provider: Provider) -> str | None:
+    """Why a provider that is free does not work on this job."""
+    if provider.id in job.refused:
+        return "not willing"
+    if job.has_script and provider.caps.scripts == "never":
+        return "not running scripts of others"
+    return None
+
+
+def review(world: World, provider_id: int, now: float) -> None:
+    """Whether a provider is free, after something has changed about it."""
+    provider = world.providers[provider_id]
+    free = not provider.removed and why_not_free(world, provider) is None
+    if free != (provider_id in world.free):
+        (world.free.add if free else world.free.discard)(provider_id)
+        pool_changed(world, now)
+
+
+def pool_changed(world: World, now: float) -> None:
+    world.pool_version += 1
+    world.pool_changed_at = max(world.pool_changed_at, now)
+
+
+def willing(world: World, job: Job) -> list[Provider]:
+    """The free providers that may work on this job, at most as many as it wants: the best."""
+    found = [
+        provider
+        for provider in map(world.providers.__getitem__, sorted(world.free))
+        if why_not_for(job, provider) is None
+    ]
+    if job.max_providers is not None and len(found) > job.max_providers:
+        found = sorted(found, key=_worth, reverse=True)[: job.max_providers]
+    return sorted(found, key=lambda provider: provider.id)
+
+
+def _worth(provider: Provider) -> float:
+    figures = provider.figures
+    return figures.memory_bytes * figures.gflops if figures else 0.0
+
+
+def why_nobody(world: World, job: Job) -> str:
+    """For people, when there is nobody to plan with."""
+    counted: Counter[str] = Counter()
+    for provider in world.providers.values():
+        if not provider.removed:
+            counted[why_not_free(world, provider) or why_not_for(job, provider) or "free"] += 1
+    if not counted:
+        return "there is no provider yet; `ravnest join` makes a machine one"
+    listed = ", ".join(f"{number} {why}" for why, number in sorted(counted.items()))
+    return f"no provider is free for this job ({listed})"
+
+
+def as_pool(providers: Iterable[Provider]) -> tuple[ProviderSpec, ...]:
+    """The providers as planning knows them: addresses are names, resolved by their agents."""
+    known = {provider.id: provider.figures for provider in providers if provider.figures}
+    return tuple(
+        ProviderSpec(
+            id=id,
+            address=f"provider-{id}:1",
+            memory_bytes=figures.memory_bytes,
+            bandwidth_mbps=max(figures.up_mbps, LEAST_FIGURE),
+            gflops=max(figures.gflops, LEAST_FIGURE),
+            latency_ms=figures.latency_ms,
+            links=_links(id, figures, known),
+        )
+        for id, figures in sorted(known.items())
+    )
+
+
+def _links(id: int, figures: Figures, known: dict[int, Figures]) -> tuple[tuple[int, float], ...]:
+    """What was measured between this provider and others of the pool; through the server where
+    they do not reach each other."""
+    found = {}
+    for peer in figures.peers:
+        other = known.get(peer.provider)
+        if other is None or peer.provider == id:
+            continue
+        back = next((theirs.mbps for theirs in other.peers if theirs.provider == id), 0.0)
+        direct = max(peer.mbps, back)
+        found[peer.provider] = direct if direct > 0 else relayed_mbps(figures, other)
+    return tuple(sorted(found.items()))
+
+
+def relayed_mbps(one: Figures, other: Figures) -> float:
+    """Of a pair that meets at the server only."""
+    both = (one.up_mbps, one.down_mbps, other.up_mbps, other.down_mbps)
+    return max(min(both), LEAST_FIGURE)

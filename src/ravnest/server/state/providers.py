@@ -1,0 +1,171 @@
+"""A provider enrols, comes, is heard of, is steered, goes."""
+
+from ravnest.api.control import Beat, Hello, Leaving, Measured, SetPause, Welcome
+from ravnest.server.state import parts, pool, runs
+from ravnest.server.state.effects import Close, Wake
+from ravnest.server.state.events import EnrolledNow, ProviderSteered
+from ravnest.server.state.records import Provider
+from ravnest.server.state.world import Presence, World
+
+_OUT = {"paused": "was paused", "resting": "is outside its hours"}
+
+
+def enrolled(world: World, event: EnrolledNow, now: float) -> None:
+    provider = Provider(
+        id=event.provider,
+        name=event.name,
+        digest=event.digest,
+        enrolled_at=now,
+        facts=event.facts,
+        caps=event.caps,
+    )
+    world.providers[provider.id] = provider
+    world.presence[provider.id] = Presence(since=now, seen_at=now)
+    world.save_provider(provider)
+    world.note(now, "info", f"{provider.name} is a provider now", provider=provider.id)
+
+
+def connected(world: World, id: int, hello: Hello, now: float) -> None:
+    provider, presence = world.providers[id], world.heard_of(id)
+    if not presence.connected:
+        presence.since = now
+        world.note(now, "info", f"{provider.name} is connected", provider=id)
+    presence.connected, presence.seen_at = True, now
+    presence.state, presence.assignment = hello.state, hello.assignment
+    presence.leaving, presence.told_to_drop = False, None
+    if (provider.facts, provider.caps) != (hello.facts, hello.caps):
+        provider.facts, provider.caps = hello.facts, hello.caps
+        world.save_provider(provider)
+    world.out.providers.add(id)
+    settings = world.settings
+    world.send(
+        id,
+        Welcome(
+            provider=id,
+            name=provider.name,
+            now=now,
+            heartbeat_s=settings.heartbeat_s,
+            report_s=settings.report_s,
+        ),
+    )
+    if provider.paused:
+        world.send(id, SetPause(paused=True))
+    part = world.at_work.get(id)
+    if hello.assignment is not None and (part is None or part.id != hello.assignment):
+        parts.drop_unknown(world, id, hello.assignment)
+    if part is not None:
+        if part.id == hello.assignment:
+            parts.catch_up(world, part, hello.state, now)
+        else:
+            parts.missing(world, part, now)
+    _wish_to_leave(world, id, now)
+    pool.review(world, id, now)
+
+
+def disconnected(world: World, id: int, reason: str, now: float) -> None:
+    provider, presence = world.providers[id], world.heard_of(id)
+    if not presence.connected:
+        return
+    presence.connected, presence.since, presence.beat = False, now, None
+    world.out.providers.add(id)
+    text = f"{provider.name} is away{f': {reason}' if reason else ''}"
+    part = world.at_work.get(id)
+    if part is None:
+        world.note(now, "info", text, provider=id)
+    else:
+        world.note(now, "warning", text, part.job, id)
+        world.order(Wake(at=now + world.settings.away_s))
+    pool.review(world, id, now)
+
+
+def beat(world: World, id: int, message: Beat, now: float) -> None:
+    presence = world.heard_of(id)
+    presence.seen_at, presence.beat = now, message
+    world.out.providers.add(id)
+    if (presence.state, presence.assignment) == (message.state, message.assignment):
+        return
+    presence.state, presence.assignment, presence.since = message.state, message.assignment, now
+    part = world.at_work.get(id)
+    if message.assignment is not None and (part is None or part.id != message.assignment):
+        parts.drop_unknown(world, id, message.assignment)
+    _wish_to_leave(world, id, now)
+    pool.review(world, id, now)
+
+
+def _wish_to_leave(world: World, id: int, now: float) -> None:
+    """Whether what the owner wants ends the run that the provider works for."""
+    part, presence, provider = world.at_work.get(id), world.heard_of(id), world.providers[id]
+    if part is None:
+        if provider.leaves:
+            remove(world, provider, "has left", now)
+        return
+    if presence.state in _OUT:
+        runs.depart(world, part, _OUT[presence.state], now)
+    elif provider.paused:
+        runs.depart(world, part, _OUT["paused"], now)
+    elif presence.leaving or provider.leaves:
+        runs.depart(world, part, "leaves", now)
+
+
+def measured(world: World, id: int, message: Measured, now: float) -> None:
+    provider = world.providers[id]
+    changed = provider.figures != message.figures
+    provider.figures = message.figures
+    world.heard_of(id).seen_at = now
+    world.save_provider(provider)
+    if changed and id in world.free:
+        pool.pool_changed(world, now)
+    pool.review(world, id, now)
+
+
+def leaving(world: World, id: int, message: Leaving, now: float) -> None:
+    presence, part, name = world.heard_of(id), world.at_work.get(id), world.providers[id].name
+    presence.leaving = True
+    why = f"leaves{f': {message.reason}' if message.reason else ''}"
+    if part is None:
+        world.order(Close(provider=id, reason="goodbye", final=False))
+    elif message.now:
+        runs.lose(world, part, f"{name} {why}", now)
+    else:
+        runs.depart(world, part, why, now)
+    pool.review(world, id, now)
+
+
+def after_part(world: World, id: int, now: float) -> None:
+    """A part of this provider has ended; it may have waited for that."""
+    provider, presence = world.providers[id], world.heard_of(id)
+    if id in world.at_work or provider.removed:
+        return
+    if provider.leaves:
+        remove(world, provider, "has left", now)
+    elif presence.leaving and presence.connected:
+        world.order(Close(provider=id, reason="goodbye", final=False))
+
+
+def steered(world: World, event: ProviderSteered, now: float) -> None:
+    provider = world.providers[event.provider]
+    if event.action == "remove":
+        remove(world, provider, f"was removed by {event.by}", now)
+        return
+    if event.action == "leave":
+        provider.leaves = True
+    else:
+        provider.paused = event.action == "pause"
+        world.send(provider.id, SetPause(paused=provider.paused))
+        done = "paused" if provider.paused else "resumed"
+        world.note(now, "info", f"{provider.name} was {done} by {event.by}", provider=provider.id)
+    world.save_provider(provider)
+    _wish_to_leave(world, provider.id, now)
+    pool.review(world, provider.id, now)
+
+
+def remove(world: World, provider: Provider, how: str, now: float) -> None:
+    part = world.at_work.get(provider.id)
+    provider.removed, provider.digest, provider.figures = True, "", None
+    if part is not None:
+        runs.lose(world, part, f"{provider.name} {how}", now)
+    world.save_provider(provider)
+    world.note(now, "info", f"{provider.name} {how}", provider=provider.id)
+    world.order(Close(provider=provider.id, reason=f"this provider {how}", final=True))
+    world.heard_of(provider.id).connected = False
+    pool.review(world, provider.id, now)

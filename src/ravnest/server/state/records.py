@@ -1,0 +1,208 @@
+"""What the server keeps of providers, jobs, runs and parts of runs; each is a JSON record."""
+
+from typing import ClassVar, Literal
+
+import msgspec
+
+from ravnest.api.jobs import JobSpec
+from ravnest.api.limits import FileRef
+from ravnest.api.machine import Caps, Figures, MachineFacts
+from ravnest.api.views import JobState
+from ravnest.api.work import WorkEnd
+
+RunState = Literal["preparing", "running", "paused", "stopping", "fusing", "over"]
+PartState = Literal["assigned", "prepared", "training", "ended", "failed", "dropped"]
+OPEN: frozenset[PartState] = frozenset({"assigned", "prepared", "training"})
+ENDED_JOBS: frozenset[JobState] = frozenset({"stopped", "done", "failed"})
+
+
+class Record(msgspec.Struct, kw_only=True):
+    """Changed in place, written as a whole."""
+
+    kind: ClassVar[str]
+
+    @property
+    def key(self) -> str:
+        raise NotImplementedError
+
+
+class Provider(Record, kw_only=True):
+    kind: ClassVar[str] = "provider"
+
+    id: int
+    name: str
+    digest: str
+    """Of the secret in its credential; empty once it was removed."""
+    enrolled_at: float
+    facts: MachineFacts
+    caps: Caps
+    figures: Figures | None = None
+    paused: bool = False
+    """By request from elsewhere; its own pauses it tells by its state."""
+    leaves: bool = False
+    """It is to be removed once its work has ended."""
+    removed: bool = False
+    """Kept all the same: its number, and the certificate with it, are never given again."""
+
+    @property
+    def key(self) -> str:
+        return str(self.id)
+
+
+class PlannedPart(msgspec.Struct, frozen=True, kw_only=True):
+    """What a plan gives to one provider."""
+
+    provider: int
+    node: str
+    cluster: int
+    stage: int
+    role: str
+    parameters: int = 0
+    memory_bytes: int = 0
+    compute_s: float = 0.0
+
+
+class PlanFacts(msgspec.Struct, frozen=True, kw_only=True):
+    """Of a plan, what the server decides by; the rest is in the run's folder."""
+
+    run: int
+    parts: tuple[PlannedPart, ...]
+    parameters: int = 0
+    clusters: int = 1
+    steps_per_s: float = 0.0
+
+
+class Job(Record, kw_only=True):
+    kind: ClassVar[str] = "job"
+
+    id: str
+    name: str
+    owner: str
+    """Id of the token it was submitted with."""
+    owner_name: str
+    submitted_at: float
+    state: JobState = "waiting"
+    reason: str = ""
+    began_at: float | None = None
+    ended_at: float | None = None
+    epochs: int
+    max_providers: int | None = None
+    max_runs: int = 3
+    has_script: bool = False
+    asked: bool = True
+    """Training may begin as soon as there is a plan."""
+    stop_wanted: bool = False
+    run: int = 0
+    """The last one that was begun."""
+    plan: PlanFacts | None = None
+    """Made and not begun yet."""
+    lost_runs: int = 0
+    """In a row, without progress in between."""
+    cause: str = ""
+    """Of the first of those."""
+    refused: dict[int, str] = msgspec.field(default_factory=dict)
+    """Providers that do not take this job, and what they said."""
+    epochs_done: int = 0
+    fused_run: int = 0
+    """Whose weights are in the result; 0 is none yet."""
+    result_bytes: int = 0
+    metrics: dict[str, float] = msgspec.field(default_factory=dict)
+    parameters: int = 0
+    files: int = 0
+    bytes: int = 0
+
+    @property
+    def key(self) -> str:
+        return self.id
+
+    @classmethod
+    def of(cls, id: str, spec: JobSpec, owner: str, owner_name: str, now: float) -> "Job":
+        files = spec.files()
+        return cls(
+            id=id,
+            name=spec.name,
+            owner=owner,
+            owner_name=owner_name,
+            submitted_at=now,
+            epochs=spec.training.epochs,
+            max_providers=spec.planning.max_providers,
+            max_runs=spec.planning.max_runs,
+            has_script=spec.script is not None,
+            asked=spec.start == "at once",
+            files=len(files),
+            bytes=sum(file.size for file in files.values()),
+        )
+
+
+class Run(Record, kw_only=True):
+    kind: ClassVar[str] = "run"
+
+    job: str
+    number: int
+    state: RunState = "preparing"
+    began_at: float
+    clusters: int = 1
+    training_at: float | None = None
+    stopped_at: float | None = None
+    """When it was told to end."""
+    ended_at: float | None = None
+    lost: bool = False
+    cause: str = ""
+    secondhand: bool = False
+    """The cause is what another provider says of it."""
+    departing: str = ""
+    """Why it is stopped in good order to go on without somebody."""
+    fuses: int | None = None
+    """The cluster whose stages are put together."""
+
+    @property
+    def key(self) -> str:
+        return f"{self.job}/{self.number}"
+
+
+class Part(Record, kw_only=True):
+    """One provider's part of a run; its assignment, without the bulk of it."""
+
+    kind: ClassVar[str] = "part"
+
+    id: str
+    job: str
+    run: int
+    provider: int
+    node: str
+    cluster: int
+    stage: int
+    role: str
+    parameters: int = 0
+    memory_bytes: int = 0
+    compute_s: float = 0.0
+    state: PartState = "assigned"
+    reason: str = ""
+    relayed: tuple[int, ...] = ()
+    end: WorkEnd | None = None
+    ended_at: float | None = None
+    results: tuple[FileRef, ...] = ()
+
+    @property
+    def key(self) -> str:
+        return self.id
+
+    @property
+    def is_open(self) -> bool:
+        return self.state in OPEN
+
+    @property
+    def has_results(self) -> bool:
+        return (
+            self.state == "ended"
+            and self.end is not None
+            and self.end.saved
+            and any(file.path == "trained.json" for file in self.results)
+        )
+
+
+def part_id(job: str, run: int, provider: int) -> str:
+    return f"{job}-{run}-{provider}"
+
+
+KINDS: tuple[type[Record], ...] = (Provider, Job, Run, Part)

@@ -1,0 +1,51 @@
+"""What becomes of the others when one provider's part of a run is lost.
+
+For now a run does not outlive a loss. The cluster that has lost a stage cannot even save what it
+has; other clusters hold the whole model and can, so they are stopped in good order, and the job
+goes on from their weights in a new run. Whoever teaches runs to go on without a provider changes
+`after_loss`, and nothing else has to know.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from ravnest.server.state.records import Job, Part, Run
+
+
+@dataclass(frozen=True)
+class Losses:
+    stop: tuple[Part, ...]
+    """To save and end in good order."""
+    drop: tuple[Part, ...]
+    """To end at once."""
+
+
+def after_loss(run: Run, parts: Iterable[Part], lost: Part) -> Losses:
+    others = [part for part in parts if part.is_open and part is not lost]
+    if run.state == "preparing":
+        return Losses((), tuple(others))
+    mates = tuple(part for part in others if part.cluster == lost.cluster)
+    return Losses(tuple(part for part in others if part.cluster != lost.cluster), mates)
+
+
+def fusible(parts: Iterable[Part]) -> int | None:
+    """The cluster whose stages have all been brought back; of several the one that is furthest."""
+    clusters: dict[int, list[Part]] = {}
+    for part in parts:
+        clusters.setdefault(part.cluster, []).append(part)
+    whole = [id for id, stages in clusters.items() if all(part.has_results for part in stages)]
+    return max(whole, key=lambda id: (epochs_of(clusters[id]), -id), default=None)
+
+
+def epochs_of(stages: Iterable[Part]) -> int:
+    return min((part.end.epochs_done if part.end else 0 for part in stages), default=0)
+
+
+def is_done(stages: Iterable[Part]) -> bool:
+    """Whether these have trained to the end."""
+    return all(part.end is not None and part.end.outcome == "done" for part in stages)
+
+
+def gives_up(job: Job) -> bool:
+    """Whether a job that has lost its run again is not tried any more."""
+    return job.lost_runs >= job.max_runs

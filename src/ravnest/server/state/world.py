@@ -1,0 +1,172 @@
+"""All records at once, and what is known only while the server runs: who is connected, who is free.
+
+Functions of the other modules change it; each change is noted in `out`, the effects of the event
+that is being handled.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+
+import msgspec
+
+from ravnest.api.control import AgentState, Beat, FromServer
+from ravnest.api.views import JobState
+from ravnest.server.changes import Event
+from ravnest.server.state.effects import Effects, Level, Order, Send
+from ravnest.server.state.records import Job, Part, Provider, Run
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Times are in seconds."""
+
+    heartbeat_s: float = 5.0
+    report_s: float = 1.0
+    settle_s: float = 2.0
+    """How long the pool must stay as it is before it is planned with."""
+    return_s: float = 10.0
+    """How long agents have to come back after the server's start, before pools are judged."""
+    away_s: float = 180.0
+    """How long a provider that is needed may be away."""
+    prepare_s: float = 3600.0
+    stop_s: float = 900.0
+    """How long the providers of a run may take to end after it was stopped, or one was done."""
+
+
+@dataclass
+class Presence:
+    """Of a provider, what its agent said last."""
+
+    connected: bool = False
+    since: float = 0.0
+    """Of this state, by which it is shown."""
+    seen_at: float = 0.0
+    state: AgentState = "idle"
+    assignment: str | None = None
+    beat: Beat | None = None
+    leaving: bool = False
+    told_to_drop: str | None = None
+
+
+@dataclass
+class World:
+    settings: Settings = field(default_factory=Settings)
+    providers: dict[int, Provider] = field(default_factory=dict)
+    presence: dict[int, Presence] = field(default_factory=dict)
+    jobs: dict[str, Job] = field(default_factory=dict)
+    runs: dict[str, Run] = field(default_factory=dict)
+    """Job id → its last run."""
+    parts: dict[str, Part] = field(default_factory=dict)
+    """Of those runs."""
+    of_run: dict[str, list[Part]] = field(default_factory=dict)
+    """Job id → parts of its last run, by cluster and stage."""
+    at_work: dict[int, Part] = field(default_factory=dict)
+    """Provider id → the part it has and has not ended."""
+    free: set[int] = field(default_factory=set)
+    pool_version: int = 0
+    """Grows with every change of who is free and what they can do."""
+    pool_changed_at: float = 0.0
+    judged: dict[str, int] = field(default_factory=dict)
+    """Job id → version of the pool that its state was last decided with."""
+    planning: str | None = None
+    """The job that is being planned; one at a time, for each takes what the one before leaves."""
+    attempt: int = 0
+    event_number: int = 0
+    out: Effects = field(default_factory=Effects)
+
+    def next_provider(self) -> int:
+        return max(self.providers, default=0) + 1
+
+    def heard_of(self, provider: int) -> Presence:
+        return self.presence.setdefault(provider, Presence())
+
+    def open_parts(self, job: str) -> Iterator[Part]:
+        return (part for part in self.of_run.get(job, ()) if part.is_open)
+
+    # ---- noting what changes
+
+    def order(self, order: Order) -> None:
+        self.out.orders.append(order)
+
+    def send(self, provider: int, message: FromServer) -> None:
+        if self.heard_of(provider).connected:
+            self.order(Send(provider=provider, message=message))
+
+    def note(
+        self,
+        now: float,
+        level: Level,
+        text: str,
+        job: str | None = None,
+        provider: int | None = None,
+    ) -> None:
+        self.event_number += 1
+        self.out.notes.append(Event(self.event_number, now, level, text, job, provider))
+
+    def save_provider(self, provider: Provider) -> None:
+        self.out.save(provider)
+        self.out.providers.add(provider.id)
+
+    def save_job(self, job: Job) -> None:
+        self.out.save(job)
+        self.out.jobs.add(job.id)
+
+    def save_run(self, run: Run) -> None:
+        self.out.save(run)
+        self.out.jobs.add(run.job)
+
+    def save_part(self, part: Part) -> None:
+        self.out.save(part)
+        self.out.jobs.add(part.job)
+        self.out.providers.add(part.provider)
+        if part.is_open:
+            self.at_work[part.provider] = part
+        elif self.at_work.get(part.provider) is part:
+            del self.at_work[part.provider]
+
+    def move(self, job: Job, state: JobState, reason: str = "") -> None:
+        """A job is in another state, or in the same for another reason."""
+        if (job.state, job.reason) != (state, reason):
+            job.state, job.reason = state, reason
+            self.save_job(job)
+
+    def forget_run(self, job: str) -> None:
+        """The records of a job's last run; files and points stay."""
+        for part in self.of_run.pop(job, []):
+            self.parts.pop(part.id, None)
+            self.out.remove(part.kind, part.key)
+        if (run := self.runs.pop(job, None)) is not None:
+            self.out.remove(run.kind, run.key)
+
+    # ---- after a restart
+
+    @classmethod
+    def rebuilt(
+        cls,
+        records: Mapping[str, Iterable[bytes]],
+        settings: Settings,
+        event_number: int,
+        now: float,
+    ) -> "World":
+        """From the bodies of all records by kind. Nobody is connected yet."""
+        world = cls(settings=settings, event_number=event_number)
+        for body in records.get("provider", ()):
+            provider = msgspec.json.decode(body, type=Provider)
+            world.providers[provider.id] = provider
+            world.presence[provider.id] = Presence(since=now)
+        for body in records.get("job", ()):
+            job = msgspec.json.decode(body, type=Job)
+            world.jobs[job.id] = job
+        for body in records.get("run", ()):
+            run = msgspec.json.decode(body, type=Run)
+            world.runs[run.job] = run
+        for body in records.get("part", ()):
+            part = msgspec.json.decode(body, type=Part)
+            world.parts[part.id] = part
+            world.of_run.setdefault(part.job, []).append(part)
+            if part.is_open:
+                world.at_work[part.provider] = part
+        for parts in world.of_run.values():
+            parts.sort(key=lambda part: (part.cluster, part.stage))
+        world.pool_changed_at = now + settings.return_s - settings.settle_s
+        return world

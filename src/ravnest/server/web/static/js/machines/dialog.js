@@ -1,0 +1,86 @@
+/** Everything about one machine, and what an operator may do with it. */
+
+import { h } from "../dom.js";
+import { bytes, digits, gflops, mbps, percent, whole } from "../format.js";
+import { badge } from "../ui/badge.js";
+import { timeElement } from "../ui/clock.js";
+import { confirmDialog, openDialog } from "../ui/dialog.js";
+import { jobLink } from "../ui/parts.js";
+import { attempt } from "../ui/toast.js";
+
+/**
+ * @param {import("../types.js").Context} context
+ * @param {number} id
+ */
+export function machineDialog(context, id) {
+  const view = context.store.providers.get(id);
+  if (!view) return;
+  const close = h("button", { class: "button", type: "button" }, "Close");
+  const dialog = openDialog(view.name, [
+    h("p", {}, badge(view.state), " ", timeElement(view.since, "for")),
+    h("dl", { class: "facts" }, factsOf(context, view).map(([term, fact]) => [h("dt", {}, term), h("dd", {}, fact)])),
+    h("div", { class: "dialog-actions" }, controls(context, view, () => dialog.close()), close),
+  ], { wide: true });
+  close.addEventListener("click", () => dialog.close());
+  dialog.addEventListener("click", (event) => {
+    if (event.target instanceof HTMLAnchorElement) dialog.close();
+  });
+  close.focus();
+}
+
+/**
+ * @param {import("../types.js").Context} context
+ * @param {import("../types.js").ProviderView} view
+ * @returns {[string, import("../dom.js").Child][]}
+ */
+function factsOf(context, view) {
+  const measured = view.measured;
+  /** @type {[string, import("../dom.js").Child][]} */
+  const facts = [
+    ["Known as", `provider-${view.id}${view.hostname ? ` on ${view.hostname}` : ""}`],
+    ["Last heard", timeElement(view.seen_at)],
+    ["Device", `${view.device_name || view.device} (${view.device}), ${whole(view.cores)} cores`],
+    ["Memory", `${bytes(view.memory_bytes)} offered, ${bytes(view.worker_memory_bytes)} used by training, ${bytes(view.memory_free_bytes)} free`],
+    ["Processor", `${percent(view.cpu)} busy`],
+    ["Compute", measured ? gflops(view.gflops) : "being measured"],
+    ["To the server", measured ? `${mbps(view.up_mbps)} up, ${mbps(view.down_mbps)} down, ${digits(view.latency_ms)} ms` : "being measured"],
+    ["Reachable", view.reachable ? "directly" : "through the server's relay"],
+    ["Scripts", { never: "never runs foreign code", sandboxed: "only in a sandbox", always: "allowed" }[view.scripts] ?? view.scripts],
+    ["Hours", view.hours ?? "any time"],
+    ["System", view.system],
+    ["Versions", `Ravnest ${view.ravnest}, torch ${view.torch}`],
+  ];
+  if (view.job) {
+    const name = context.store.jobs.get(view.job)?.name ?? view.job;
+    facts.splice(1, 0, ["At work on", [h("a", { href: jobLink(view.job) }, name), view.stage === null ? "" : `, cluster ${view.cluster}, stage ${view.stage}`]]);
+  }
+  return facts;
+}
+
+/**
+ * @param {import("../types.js").Context} context
+ * @param {import("../types.js").ProviderView} view
+ * @param {() => void} done
+ */
+function controls(context, view, done) {
+  if (!context.session.maySteerProviders) return [];
+  /** @param {string} action @param {string} words */
+  const act = async (action, words) => {
+    const path = `/providers/${view.id}/action`;
+    if (await attempt(() => context.http.post(path, { action }), words)) done();
+  };
+  const paused = view.state === "paused";
+  const toggle = paused
+    ? h("button", { class: "button", type: "button", on: { click: () => act("resume", `${view.name} takes work again`) } }, "Resume")
+    : h("button", { class: "button", type: "button", on: { click: () => act("pause", `${view.name} is paused`) } }, "Pause");
+  const remove = h("button", { class: "button danger", type: "button" }, "Remove");
+  remove.addEventListener("click", async () => {
+    const sure = await confirmDialog({
+      title: `Remove ${view.name}?`,
+      text: "It is forgotten here, and its identity is refused from now on. To come back it has to join with a new token.",
+      yes: "Remove it",
+    });
+    if (sure) await act("remove", `${view.name} has been removed`);
+  });
+  return [remove, toggle];
+}

@@ -1,0 +1,95 @@
+/** One machine in the table. Built once, changed in place. */
+
+import { h, setText } from "../dom.js";
+import { bytes, digits, gflops, whole } from "../format.js";
+import { badge, setBadge } from "../ui/badge.js";
+import { setTime, timeElement } from "../ui/clock.js";
+import { bar, jobLink } from "../ui/parts.js";
+
+/** @typedef {import("../types.js").ProviderView} ProviderView */
+
+/**
+ * @param {ProviderView} first
+ * @param {(id: number) => void} onOpen
+ * @param {(job: string) => string} jobName
+ */
+export function machineRow(first, onOpen, jobName) {
+  const name = h("button", { class: "machine-name", type: "button", on: { click: () => onOpen(first.id) } });
+  const host = h("span", { class: "small faint" });
+  const state = badge(first.state);
+  const since = timeElement(first.since, "for");
+  since.classList.add("small", "faint");
+  const device = h("span");
+  const cores = h("span", { class: "small faint" });
+  const memory = bar("Memory used of what is offered");
+  const memoryText = h("span", { class: "small nowrap" });
+  const speed = h("span");
+  const network = h("span", { class: "nowrap" });
+  const delay = h("span", { class: "nowrap" });
+  const path = h("span", { class: "small faint nowrap" });
+  const work = h("span");
+  const element = h(
+    "tr",
+    { "data-provider": first.id },
+    cell("Machine", "machine-cell", name, host),
+    cell("State", "", state, since),
+    cell("Device", "", device, cores),
+    cell("Memory", "memory-cell", memory.element, memoryText),
+    cell("Compute", "number", speed),
+    cell("Up / down", "number", network),
+    cell("Delay", "number", delay, path),
+    cell("At work on", "", work),
+  );
+  /** @type {ProviderView|null} */
+  let known = null;
+  return {
+    element,
+    /** @param {ProviderView} view */
+    update(view) {
+      if (view === known) return;
+      known = view;
+      setText(name, view.name);
+      setText(host, view.hostname === view.name ? "" : view.hostname);
+      setBadge(state, view.state);
+      setTime(since, view.since);
+      setText(device, view.device_name || view.device);
+      setText(cores, view.device_name ? `${view.device} · ${whole(view.cores)} cores` : `${whole(view.cores)} cores`);
+      const share = view.memory_bytes ? view.worker_memory_bytes / view.memory_bytes : 0;
+      memory.set(share, share > 0.95 ? "bad" : share > 0.85 ? "wait" : undefined);
+      setText(memoryText, `${view.worker_memory_bytes ? `${bytes(view.worker_memory_bytes)} of ` : ""}${bytes(view.memory_bytes)}`);
+      setText(speed, view.measured ? gflops(view.gflops) : "measuring…");
+      setText(network, view.measured ? `${digits(view.up_mbps)} / ${digits(view.down_mbps)} Mbit/s` : "–");
+      setText(delay, view.measured ? `${digits(view.latency_ms)} ms` : "–");
+      setText(path, view.reachable ? "direct" : "relay only");
+      path.title = view.reachable ? "Others have reached it directly" : "Not reached directly yet: others talk to it through the server";
+      showWork(work, view, jobName);
+    },
+  };
+}
+
+/**
+ * @param {string} label
+ * @param {string} name
+ * @param {...Node} content
+ */
+const cell = (label, name, ...content) =>
+  h("td", { class: name, "data-label": label }, h("div", { class: "cell" }, content));
+
+/**
+ * @param {HTMLElement} place
+ * @param {ProviderView} view
+ * @param {(job: string) => string} jobName
+ */
+function showWork(place, view, jobName) {
+  if (!view.job) {
+    setText(place, "–");
+    place.classList.add("faint");
+    return;
+  }
+  place.classList.remove("faint");
+  const where = view.stage === null ? "" : `cluster ${view.cluster} · stage ${view.stage}`;
+  place.replaceChildren(
+    h("a", { href: jobLink(view.job) }, jobName(view.job)),
+    h("span", { class: "small faint block" }, where),
+  );
+}

@@ -1,0 +1,70 @@
+/** The field for a token. It is checked with the server before it is kept. */
+
+import { refusalOf } from "./api/http.js";
+import { roleOf } from "./api/session.js";
+import { h, setText } from "./dom.js";
+import { openDialog } from "./ui/dialog.js";
+
+/** @param {import("./api/session.js").Session} session */
+export function signInDialog(session) {
+  const input = h("input", {
+    class: "input",
+    type: "password",
+    name: "token",
+    autocomplete: "off",
+    spellcheck: "false",
+    placeholder: "rav1_…",
+    required: true,
+    "aria-describedby": "token-hint",
+  });
+  const problem = h("p", { class: "dialog-problem", role: "alert", hidden: true });
+  const submit = h("button", { class: "button primary", type: "submit" }, "Sign in");
+  const cancel = h("button", { class: "button", type: "button" }, "Cancel");
+  const form = h(
+    "form",
+    { class: "page" },
+    h("label", { class: "field" }, h("span", {}, "Token"), input),
+    h(
+      "p",
+      { class: "soft small", id: "token-hint" },
+      "An operator or requester token shows controls; a viewer token only lets you look. It stays in this tab, and is forgotten when you close it.",
+    ),
+    problem,
+    h("div", { class: "dialog-actions" }, cancel, submit),
+  );
+  const dialog = openDialog("Sign in", [form]);
+  cancel.addEventListener("click", () => dialog.close());
+  form.addEventListener("submit", async (event) => {
+    event.preventDefault();
+    submit.disabled = true;
+    const trouble = await troubleWith(input.value.trim());
+    submit.disabled = false;
+    problem.hidden = !trouble;
+    setText(problem, trouble);
+    if (trouble) return;
+    dialog.close();
+    session.signIn(input.value.trim());
+  });
+}
+
+/**
+ * @param {string} token
+ * @returns {Promise<string>} empty if the server accepts it
+ */
+async function troubleWith(token) {
+  const role = roleOf(token);
+  if (!role) return "This is no token: one begins with rav1_. Was it copied completely?";
+  if (role === "provider") {
+    return "This token is for machines that join. To look at the pool, ask for a viewer, requester or operator token.";
+  }
+  try {
+    const response = await fetch("/api/v1/jobs", {
+      headers: { Authorization: `Bearer ${token}` },
+      cache: "no-store",
+      signal: AbortSignal.timeout(15_000),
+    });
+    return response.ok ? "" : (await refusalOf(response)).message;
+  } catch {
+    return "The server does not answer. Try again in a moment.";
+  }
+}
