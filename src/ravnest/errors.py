@@ -83,4 +83,4 @@ class PeerError(RunError):
 
 
 class DataError(RunError):
-    """Root and Leaf do not read the same data in the same order."""
+    """Root and Leaf do not read the same data in the same order, or not what was announced."""

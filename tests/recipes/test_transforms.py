@@ -6,8 +6,9 @@ import torch
 from samples_of_recipes import column, named
 
 from ravnest.errors import JobError
+from ravnest.recipes.changes import Draw
 from ravnest.recipes.randomness import fractions, order
-from ravnest.recipes.transforms import TRANSFORMS, Draw, build_transforms, transformed
+from ravnest.recipes.transforms import TRANSFORMS, build_transforms, transformed
 
 ROWS = 6
 DRAW = Draw(np.arange(ROWS), seed=1, epoch=0)
