@@ -23,6 +23,8 @@ class Progress:
     epochs: int = 1
     epoch: int = 0
     """Counted from 0."""
+    first_epoch: int = 0
+    """Those before it belong to earlier runs."""
     step: int = 0
     """Batches trained on so far."""
     batches_per_epoch: int | None = None
@@ -132,7 +134,8 @@ class PrintProgress(Callback):
             f"{_whose(progress)}epoch {progress.epoch + 1}/{progress.epochs} "
             f"batch {progress.step}{loss} {progress.samples_per_second:.0f} samples/s"
         )
-        total = (progress.batches_per_epoch or 0) * progress.epochs
+        epochs = progress.epochs - progress.first_epoch
+        total = (progress.batches_per_epoch or 0) * epochs
         if total and progress.step:
             left = (time.monotonic() - self._started) / progress.step * (total - progress.step)
             line += f" {_duration(left)} left"

@@ -24,6 +24,7 @@ from ravnest.provider.averaging.share import Rules
 from ravnest.provider.compression import Compression
 from ravnest.provider.compute.optimizers import optimizer_named
 from ravnest.provider.compute.updating import UpdateSettings
+from ravnest.provider.control import Control
 from ravnest.provider.document import read_document
 from ravnest.provider.inputs import BatchInputs
 from ravnest.provider.leaf import LeafSettings, Metric
@@ -349,6 +350,20 @@ class Node:
         with self._lifetime.interruptible() as user:
             self.stages = dict(user.order("epoch").metrics)
         self._numbers.update_ended()
+
+    def flush(self) -> None:
+        """Wait until every batch so far has been trained on, everywhere, in the middle of an epoch;
+        an update that has begun is made with the batches there are."""
+        if self.is_root:
+            with self._lifetime.interruptible() as user:
+                user.order("flush")
+            self._numbers.update_ended()
+
+    def wait_while_paused(self, control: Control) -> None:
+        """Feed nothing until `control` lets go; raises if the run fails meanwhile."""
+        if self.is_root:
+            with self._lifetime.interruptible() as user:
+                user.wait_for_call(control.when_not_paused)
 
     def synchronize(self) -> None:
         """The end of training with several clusters: wait for the others and average once more.

@@ -1,6 +1,7 @@
 """`Trainer`: the training loop, the same on every provider; subclass it for a loop of your own."""
 
 import functools
+import logging
 import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
@@ -10,7 +11,10 @@ import torch
 from ravnest.callbacks import Callback, CallbackList, Progress
 from ravnest.errors import NodeError
 from ravnest.node import Node
-from ravnest.provider.options import positive
+from ravnest.provider.control import Control
+from ravnest.provider.options import made_with, not_negative, positive
+
+logger = logging.getLogger("ravnest")
 
 
 class _ServedError(BaseException):
@@ -35,6 +39,8 @@ class Trainer:
         inputs_dtype: torch.dtype | None = None,
         *,
         callbacks: Iterable[Callback] = (),
+        control: Control | None = None,
+        first_epoch: int = 0,
     ) -> None:
         if node is None:
             raise NodeError("Trainer needs a node: Trainer(node=Node(…), …)")
@@ -54,6 +60,13 @@ class Trainer:
         self.n_forwards = 0
         self.metrics: dict[str, float] = {}
         self.callbacks = CallbackList(callbacks)
+        self.control = made_with(Control, "control", control)
+        self.first_epoch = not_negative("first_epoch", first_epoch)
+        self.epochs_done = first_epoch
+        """Whole ones, with those of earlier runs."""
+        self.batches_done = 0
+        """Of an epoch that was stopped in the middle."""
+        self.was_stopped = False
         if val_loader is not None and node.is_leaf and node.settings.leaf.test_labels is None:
             raise NodeError(
                 "there is a val_loader, but nothing to compare with: Node(…, test_labels=…) needs "
@@ -61,6 +74,8 @@ class Trainer:
             )
         self.progress = Progress(
             epochs=epochs,
+            epoch=first_epoch,
+            first_epoch=first_epoch,
             batches_per_epoch=_length(train_loader),
             cluster=node.cluster_id,
             clusters=node.document.ring_size,
@@ -95,18 +110,42 @@ class Trainer:
         self._began = time.monotonic()
         self.callbacks.on_train_begin(progress)
         try:
-            for progress.epoch in range(self.epochs):
+            for epoch in range(self.first_epoch, self.epochs):
+                if not self.goes_on():
+                    break
+                progress.epoch = epoch
                 self._train_epoch()
             self._finish()
         finally:
             self.callbacks.on_train_end(progress)
 
+    def goes_on(self) -> bool:
+        """To be asked before every batch: waits while training is paused; False once it is to be
+        stopped."""
+        if self.control is not None and not self.was_stopped:
+            self._wait_while_paused(self.control)
+            self.was_stopped = self.control.is_stopped
+        return not self.was_stopped
+
+    def _wait_while_paused(self, control: Control) -> None:
+        if control.is_paused:
+            logger.info("%s: training is paused", self.node.name)
+            self._tell_callbacks()
+            self.node.wait_while_paused(control)
+            logger.info("%s: training goes on", self.node.name)
+
     def _train_epoch(self) -> None:
         progress = self.progress
         self.callbacks.on_epoch_begin(progress)
         for batch in self.train_loader:
+            if not self.goes_on():
+                self.node.flush()
+                self._tell_callbacks()
+                return
             self._train_on(batch)
+            self.batches_done += 1
         self.node.wait_for_backwards()
+        self.epochs_done, self.batches_done = progress.epoch + 1, 0
         self._tell_callbacks()
         progress.stages = self.node.stages
         self.callbacks.on_epoch_end(progress)

@@ -35,6 +35,12 @@ def positive(name: str, value: Any) -> int:
     return value
 
 
+def not_negative(name: str, value: Any) -> int:
+    if not isinstance(value, int) or isinstance(value, bool) or value < 0:
+        raise NodeError(f"{name} is {value!r}; expected a whole number from 0")
+    return value
+
+
 def is_number(value: Any) -> bool:
     """One that a float can hold."""
     if isinstance(value, int) and not isinstance(value, bool):

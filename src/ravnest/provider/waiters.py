@@ -136,6 +136,20 @@ class UserSide:
             with self._changed:
                 self._waiters.asked.discard(future)
 
+    def wait_for_call(self, arrange: Callable[[Callable[[], None]], None]) -> None:
+        """Wait until somebody calls what is given to `arrange`, but no longer than the run goes
+        well."""
+        future: Future[None] = Future()
+        with self._changed:
+            self.check()
+            self._waiters.asked.add(future)
+        arrange(lambda: _answer(future, lambda: None))
+        try:
+            self.wait_for(future)
+        finally:
+            with self._changed:
+                self._waiters.asked.discard(future)
+
     def wait_until_trained(self) -> None:
         """Serve until the Root says that training is over."""
         self.training_over.wait()
