@@ -1,0 +1,152 @@
+"""The connection on which agent and server talk: opened again and again, for ever.
+
+Knows how messages travel, not what they mean. Whatever is not through when a connection breaks is
+lost; `control.py` says again what matters.
+"""
+
+import asyncio
+import contextlib
+import random
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from typing import Protocol
+
+import msgspec
+from websockets.asyncio.client import ClientConnection, connect
+from websockets.exceptions import ConnectionClosed, InvalidHandshake, InvalidStatus
+
+from ravnest.api.control import FromAgent, FromServer, server_decoder
+from ravnest.api.limits import encode
+from ravnest.client.answers import TokenRefusedError, failure_in_words, refusal
+from ravnest.client.http import HttpClient
+from ravnest.errors import ServerError
+
+_MOST_MESSAGE_BYTES = 64 << 20
+_SHORTEST_S, _LONGEST_S = 0.5, 30.0
+_OPEN_S = 20.0
+_GOODBYE_S = 5.0
+_SILENCE_S = 20.0
+"""Between pings; a server that does not answer one for as long is gone."""
+
+
+class Listener(Protocol):
+    """Whom a channel tells what happens."""
+
+    def opened(self) -> None: ...
+    def closed(self, why: str) -> None: ...
+    def heard(self, message: FromServer) -> None: ...
+
+
+@dataclass(frozen=True)
+class Pauses:
+    """Between two attempts; longer and longer, and never the same for many agents at once."""
+
+    shortest_s: float = _SHORTEST_S
+    longest_s: float = _LONGEST_S
+
+    def after(self, failures: int) -> float:
+        longest = min(self.longest_s, self.shortest_s * 2.0 ** min(failures, 16))
+        return longest * random.uniform(0.5, 1.0)
+
+
+class Channel:
+    """`run` until `close`; `send` puts a message in line for the present connection, if any."""
+
+    def __init__(
+        self, client: HttpClient, listener: Listener, pauses: Pauses | None = None
+    ) -> None:
+        self._client = client
+        self._listener = listener
+        self._pauses = pauses or Pauses()
+        self._outgoing: asyncio.Queue[bytes | None] | None = None
+        self._closing = asyncio.Event()
+
+    def send(self, message: FromAgent) -> None:
+        if self._outgoing is not None:
+            self._outgoing.put_nowait(encode(message))
+
+    def close(self) -> None:
+        """What is in line is still said."""
+        self._closing.set()
+        if self._outgoing is not None:
+            self._outgoing.put_nowait(None)
+
+    async def run(self) -> None:
+        """Raises only if the server says that this identity is not welcome."""
+        failures = 0
+        while not self._closing.is_set():
+            try:
+                async with open_socket(self._client, "/agent", most=_MOST_MESSAGE_BYTES) as socket:
+                    failures = 0
+                    why = await self._talk(socket)
+            except TokenRefusedError as error:
+                if error.code == "foreign":  # somebody in between, not the server itself
+                    why = str(error)
+                else:
+                    raise
+            except ServerError as error:
+                why = str(error)
+            self._listener.closed(why)
+            if not self._closing.is_set():
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(self._pauses.after(failures)):
+                        await self._closing.wait()
+            failures += 1
+
+    async def _talk(self, socket: ClientConnection) -> str:
+        self._outgoing = asyncio.Queue()
+        writer = asyncio.create_task(_write(socket, self._outgoing))
+        try:
+            self._listener.opened()
+            async for frame in socket:
+                self._hear(frame)
+            return "the server has closed the connection"
+        except ConnectionClosed as error:
+            return f"the connection broke: {error}"
+        except msgspec.DecodeError as error:
+            return f"the server says something this release does not understand: {error}"
+        finally:
+            self._outgoing = None
+            if not self._closing.is_set():
+                writer.cancel()
+            await asyncio.gather(writer, return_exceptions=True)
+
+    def _hear(self, frame: str | bytes) -> None:
+        self._listener.heard(server_decoder.decode(frame))
+
+
+async def _write(socket: ClientConnection, outgoing: asyncio.Queue[bytes | None]) -> None:
+    """Until told to end; then the socket is closed, which ends the reading as well."""
+    with contextlib.suppress(ConnectionClosed):
+        while (message := await outgoing.get()) is not None:
+            await socket.send(message, text=True)
+        async with asyncio.timeout(_GOODBYE_S):
+            await socket.close()
+
+
+@contextlib.asynccontextmanager
+async def open_socket(
+    client: HttpClient, path: str, *, most: int
+) -> AsyncIterator[ClientConnection]:
+    """A WebSocket to the server, with the errors that `client` would raise."""
+    address = client.address
+    try:
+        socket = await connect(
+            address.websocket_api + path,
+            ssl=client.context,
+            additional_headers={"Authorization": f"Bearer {client.bearer}"},
+            proxy=None if address.is_local else True,
+            compression=None,
+            max_size=most,
+            open_timeout=_OPEN_S,
+            close_timeout=_GOODBYE_S,
+            ping_interval=_SILENCE_S,
+            ping_timeout=_SILENCE_S,
+        )
+    except InvalidStatus as error:
+        answer = error.response
+        raise refusal(answer.status_code, bytes(answer.body or b""), path) from error
+    except (OSError, InvalidHandshake, TimeoutError, EOFError) as error:
+        raise ServerError(failure_in_words(error, address)) from error
+    async with socket:
+        yield socket

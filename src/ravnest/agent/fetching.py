@@ -1,0 +1,136 @@
+"""Files of an assignment: fetched a few at a time, checked by size and hash; results sent back."""
+
+import asyncio
+import re
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+from ravnest.agent.folders import AssignmentFolder
+from ravnest.agent.machine import free_disk
+from ravnest.agent.pacing import Bucket
+from ravnest.api.limits import FileRef
+from ravnest.api.work import Assignment
+from ravnest.client.http import BrokenOffError, HttpClient, hash_file
+from ravnest.client.transfers import delay_s, download, upload
+from ravnest.errors import JobError
+
+_AT_ONCE = 3
+_SPARE_DISK = 256 << 20
+"""Left free beside the files; what a worker saves is as large as its package."""
+_RESULT = re.compile(r"trained\.json|trained-[0-9a-f]{16}\.safetensors")
+Share = Callable[[float], None]
+
+
+class _Cancelled(Exception):  # noqa: N818 - never leaves this file
+    pass
+
+
+async def fetch(
+    client: HttpClient,
+    assignment: Assignment,
+    folder: AssignmentFolder,
+    *,
+    on_share: Share,
+    bucket: Bucket | None = None,
+) -> None:
+    """All files, each in its place. What is there already is checked, not fetched again."""
+    targets = [(file, folder.target(file.path)) for file in assignment.files]
+    if len({target for _, target in targets}) != len(targets):
+        raise JobError("the assignment has two files of the same name")
+    total = sum(file.size for file, _ in targets)
+    results = sum(file.size for file, _ in targets if file.path.startswith("package/"))
+    needed, free = total + results + _SPARE_DISK, free_disk(folder.path)
+    if needed > free:
+        raise JobError(f"not enough disk: {needed >> 20} MB are needed, {free >> 20} MB are free")
+    cancelled, lock, done = threading.Event(), threading.Lock(), 0
+
+    def advance(size: int) -> None:
+        nonlocal done
+        if cancelled.is_set():
+            raise _Cancelled
+        with lock:
+            done += size
+            on_share(done / max(1, total))
+        if bucket is not None:
+            cancelled.wait(bucket.take(size))
+
+    def one(file: FileRef, target: Path) -> None:
+        if target.is_file() and hash_file(target) == (file.sha256, file.size):
+            advance(file.size)
+            return
+        before = 0
+
+        def progress(so_far: int) -> None:
+            nonlocal before
+            before, new = so_far, so_far - before
+            advance(max(0, new))
+
+        download(
+            client,
+            f"/assignments/{assignment.id}/files/{file.sha256}",
+            target,
+            sha256=file.sha256,
+            size=file.size,
+            progress=progress,
+        )
+
+    await _few_at_a_time([lambda pair=pair: one(*pair) for pair in targets], cancelled)  # type: ignore[misc]
+
+
+async def _few_at_a_time(acts: list[Callable[[], None]], cancelled: threading.Event) -> None:
+    gate = asyncio.Semaphore(_AT_ONCE)
+
+    async def gated(act: Callable[[], None]) -> None:
+        async with gate:
+            if not cancelled.is_set():
+                await asyncio.to_thread(act)
+
+    tasks = [asyncio.create_task(gated(act)) for act in acts]
+    try:
+        await asyncio.gather(*tasks)
+    finally:
+        # Threads cannot be ended from outside: they are told, and waited for.
+        cancelled.set()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def bring_back(
+    client: HttpClient, assignment: str, folder: AssignmentFolder, *, bucket: Bucket | None = None
+) -> tuple[FileRef, ...]:
+    """What the worker has saved, until all of it is there: a server that is away is waited for."""
+    names = sorted(
+        path.name
+        for path in folder.package.iterdir()
+        if _RESULT.fullmatch(path.name) and path.is_file() and not path.is_symlink()
+    )
+    # The one that speaks of the others comes last.
+    names.sort(key=lambda name: name == "trained.json")
+    cancelled = threading.Event()
+
+    def send(name: str) -> FileRef:
+        sent = 0
+
+        def progress(so_far: int) -> None:
+            nonlocal sent
+            if cancelled.is_set():
+                raise _Cancelled
+            sent, new = so_far, so_far - sent
+            if bucket is not None:
+                cancelled.wait(bucket.take(max(0, new)))
+
+        path = f"/assignments/{assignment}/results/{name}"
+        failures = 0
+        while True:
+            try:
+                sha256, size = upload(client, path, folder.package / name, progress=progress)
+                return FileRef(path=name, sha256=sha256, size=size)
+            except BrokenOffError:
+                if cancelled.wait(delay_s(failures)):
+                    raise
+                failures += 1
+
+    try:
+        return tuple([await asyncio.to_thread(send, name) for name in names])
+    finally:
+        cancelled.set()

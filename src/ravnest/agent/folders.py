@@ -1,0 +1,130 @@
+"""What lies where while an assignment is worked on, and what is found there after a restart.
+
+work/<assignment>/assignment.json    as it came
+                  order.json         written last before the worker starts
+                  ended.json         how the worker ended
+                  …                  the rest as the worker expects it
+"""
+
+import contextlib
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from ravnest.agent.identity import Identity
+from ravnest.api.work import Assignment, WorkEnd, WorkOrder
+from ravnest.client.known import write_private
+from ravnest.errors import JobError
+
+RESTARTED = "the agent was restarted while the worker was at work"
+_FIXED = {"node.json", "script.py"}
+_UNDER = ("package/", "data/train/", "data/validation/")
+
+
+@dataclass(frozen=True)
+class AssignmentFolder:
+    path: Path
+
+    @property
+    def log(self) -> Path:
+        return self.path / "worker.log"
+
+    @property
+    def package(self) -> Path:
+        return self.path / "package"
+
+    def target(self, relative: str) -> Path:
+        """Where a file of the assignment belongs; what does not belong anywhere is refused."""
+        if relative not in _FIXED and not relative.startswith(_UNDER):
+            raise JobError(f"the assignment has a file {relative!r}, which belongs nowhere")
+        target = self.path / relative
+        if not target.resolve().is_relative_to(self.path.resolve()):
+            raise JobError(f"the assignment has a file {relative!r} outside its folder")
+        return target
+
+    def begin(self, assignment: Assignment, identity: Identity) -> None:
+        self.path.mkdir(parents=True, exist_ok=True, mode=0o700)
+        write_private(self.path / "assignment.json", msgspec.json.encode(assignment))
+        for name, source in (
+            ("ca.pem", identity.authority_file),
+            ("certificate.pem", identity.certificate_file),
+            ("key.pem", identity.key_file),
+        ):
+            write_private(self.path / "tls" / name, source.read_bytes())
+
+    def place_document(self, assignment: Assignment) -> None:
+        """The node document, with its package where it is on this machine."""
+        document = msgspec.json.decode((self.path / "node.json").read_bytes())
+        if not isinstance(document, dict) or document.get("node_id") != assignment.provider:
+            raise JobError("the node document is not that of this provider")
+        document["template_path"] = self.package.resolve().as_posix()
+        path = self.path / "node_data" / "nodes" / f"{assignment.node}.json"
+        write_private(path, msgspec.json.encode(document))
+
+    def give_order(self, order: WorkOrder) -> None:
+        write_private(self.path / "order.json", msgspec.json.encode(order))
+
+    def record_end(self, end: WorkEnd) -> None:
+        write_private(self.path / "ended.json", msgspec.json.encode(end))
+
+    def remove(self) -> None:
+        shutil.rmtree(self.path, ignore_errors=True)
+
+
+@dataclass(frozen=True)
+class WorkFolders:
+    """All of them, under the agent's home."""
+
+    home: Path
+
+    @property
+    def root(self) -> Path:
+        return self.home / "work"
+
+    def of(self, assignment: str) -> AssignmentFolder:
+        return AssignmentFolder(self.root / assignment)
+
+    def keep_log(self, assignment: str) -> Path | None:
+        """Of a worker that failed; only the last one's is kept."""
+        kept = self.home / "last-failed-worker.log"
+        with contextlib.suppress(OSError):
+            shutil.copyfile(self.of(assignment).log, kept)
+            return kept
+        return None
+
+    def left_behind(self, provider: int) -> tuple[Assignment, WorkEnd] | None:
+        """What an earlier agent did not finish and the server should hear of. The rest is
+        removed, but for files that had been fetched: the assignment may come again."""
+        found: list[tuple[float, Assignment, WorkEnd]] = []
+        for folder in sorted(self.root.glob("*/")):
+            work = _unfinished(folder)
+            if work is not None and work[0].provider == provider:
+                found.append((folder.stat().st_mtime, *work))
+            elif not (folder / "assignment.json").exists() or work is not None:
+                shutil.rmtree(folder, ignore_errors=True)
+        if not found:
+            return None
+        found.sort(key=lambda each: each[0])
+        for _, older, _ in found[:-1]:
+            self.of(older.id).remove()
+        return found[-1][1:]
+
+    def tidy(self, keep: str) -> None:
+        """Nothing is needed but that assignment."""
+        for folder in self.root.glob("*/"):
+            if folder.name != keep:
+                shutil.rmtree(folder, ignore_errors=True)
+
+
+def _unfinished(folder: Path) -> tuple[Assignment, WorkEnd] | None:
+    try:
+        order = msgspec.json.decode((folder / "order.json").read_bytes(), type=WorkOrder)
+    except (OSError, msgspec.DecodeError):
+        return None
+    try:
+        end = msgspec.json.decode((folder / "ended.json").read_bytes(), type=WorkEnd)
+    except (OSError, msgspec.DecodeError):
+        end = WorkEnd(outcome="failed", epochs_done=order.assignment.epochs_done, reason=RESTARTED)
+    return order.assignment, end

@@ -1,0 +1,182 @@
+"""Who this machine is to a server: enrolled once with a token, known by a credential ever after.
+
+    identity/<host_port>/identity.json      number and name, and the port it listened on
+                         credential         bearer of everything that is said to the server
+                         key.pem  certificate.pem  ca.pem    for links between providers
+
+The private key is made here and never leaves. One agent at a time may use an identity.
+"""
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import filelock
+import msgspec
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import NameOID
+
+from ravnest.api.machine import Caps, MachineFacts
+from ravnest.api.requests import Enrol, Enrolled
+from ravnest.api.tokens import Credential, Token
+from ravnest.client.address import ServerAddress
+from ravnest.client.http import HttpClient
+from ravnest.client.known import write_private
+from ravnest.client.trust import fetch_authority, fingerprint_of_pem
+from ravnest.errors import RunDirError, ServerError, TokenError
+
+
+class IdentityFile(msgspec.Struct, kw_only=True):
+    provider: int
+    name: str
+    port: int | None = None
+    """Where it listened last; others know it there."""
+
+
+@dataclass(frozen=True)
+class Identity:
+    folder: Path
+    provider: int
+    name: str
+    credential: str
+    authority: str
+    """PEM; signs the server's certificate and those of all providers."""
+
+    @property
+    def certificate_file(self) -> Path:
+        return self.folder / "certificate.pem"
+
+    @property
+    def key_file(self) -> Path:
+        return self.folder / "key.pem"
+
+    @property
+    def authority_file(self) -> Path:
+        return self.folder / "ca.pem"
+
+    @property
+    def port(self) -> int | None:
+        return _read(self.folder / "identity.json").port
+
+    def remember_port(self, port: int) -> None:
+        file = IdentityFile(provider=self.provider, name=self.name, port=port)
+        write_private(self.folder / "identity.json", msgspec.json.encode(file))
+
+    def client(self, address: ServerAddress) -> HttpClient:
+        authority = self.authority if address.scheme == "https" else None
+        return HttpClient(address, authority=authority, bearer=self.credential)
+
+
+def identity_folder(home: Path, address: ServerAddress) -> Path:
+    return home / "identity" / address.folder
+
+
+def load_identity(home: Path, address: ServerAddress) -> Identity | None:
+    """The stored one, or None if this machine has never joined that server."""
+    folder = identity_folder(home, address)
+    if not (folder / "identity.json").exists():
+        return None
+    file = _read(folder / "identity.json")
+    credential = (folder / "credential").read_text().strip()
+    Credential.parse(credential)
+    authority = (folder / "ca.pem").read_text()
+    return Identity(folder, file.provider, file.name, credential, authority)
+
+
+def known_identities(home: Path) -> list[str]:
+    """Folders of all servers that this machine has joined."""
+    return sorted(path.parent.name for path in (home / "identity").glob("*/identity.json"))
+
+
+def _read(path: Path) -> IdentityFile:
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=IdentityFile)
+    except msgspec.DecodeError as error:
+        raise ServerError(
+            f"{path} cannot be understood ({error}); remove its folder and join with a token again"
+        ) from error
+
+
+def enrol(
+    home: Path,
+    address: ServerAddress,
+    token: Token,
+    *,
+    name: str,
+    facts: MachineFacts,
+    caps: Caps,
+) -> Identity:
+    """Become a provider. The token is spent on this alone and not kept."""
+    if token.role != "provider":
+        raise TokenError(
+            f"this is the token of a {token.role}; joining needs one of a provider, which "
+            "`ravnest server` prints and `ravnest token --role provider` makes"
+        )
+    authority = None
+    if address.scheme == "https":
+        authority = fetch_authority(address, token.fingerprint)
+    key = ec.generate_private_key(ec.SECP256R1())
+    request = Enrol(name=name, facts=facts, caps=caps, key_request=_signing_request(key, name))
+    with HttpClient(address, authority=authority, bearer=str(token)) as client:
+        enrolled = client.post("/enrol", request, Enrolled)
+    return _store(identity_folder(home, address), name, key, enrolled, authority)
+
+
+def fits(identity: Identity, token: Token) -> bool:
+    """Whether both are of the same server; one that was set up anew has another authority."""
+    return fingerprint_of_pem(identity.authority) == token.fingerprint
+
+
+@contextlib.contextmanager
+def only_agent(home: Path, address: ServerAddress) -> Iterator[None]:
+    """Nobody else uses this identity meanwhile."""
+    folder = identity_folder(home, address)
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    lock = filelock.FileLock(folder / "agent.lock")
+    try:
+        lock.acquire(timeout=0)
+    except filelock.Timeout:
+        raise RunDirError(
+            f"another `ravnest join {address}` is running with {home}; for a second provider on "
+            "this machine give it a folder of its own: --home DIR"
+        ) from None
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+def _signing_request(key: ec.EllipticCurvePrivateKey, name: str) -> str:
+    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name[:64])])
+    request = x509.CertificateSigningRequestBuilder().subject_name(subject)
+    return request.sign(key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM).decode()
+
+
+def _store(
+    folder: Path,
+    name: str,
+    key: ec.EllipticCurvePrivateKey,
+    enrolled: Enrolled,
+    authority: str | None,
+) -> Identity:
+    if authority is not None and fingerprint_of_pem(enrolled.authority) != fingerprint_of_pem(
+        authority
+    ):
+        raise ServerError("the server names another authority than the one it has shown")
+    Credential.parse(enrolled.credential)
+    pem = key.private_bytes(
+        serialization.Encoding.PEM,
+        serialization.PrivateFormat.PKCS8,
+        serialization.NoEncryption(),
+    )
+    write_private(folder / "key.pem", pem)
+    write_private(folder / "certificate.pem", enrolled.certificate.encode())
+    write_private(folder / "ca.pem", enrolled.authority.encode())
+    write_private(folder / "credential", enrolled.credential.encode())
+    # Last: whoever finds it finds the others.
+    file = IdentityFile(provider=enrolled.provider, name=name)
+    write_private(folder / "identity.json", msgspec.json.encode(file))
+    return Identity(folder, enrolled.provider, name, enrolled.credential, enrolled.authority)

@@ -1,0 +1,153 @@
+"""What this machine is, and what of it may be used for training.
+
+Never loads torch: what only torch knows is asked from `workload.py` in a process of its own.
+"""
+
+import asyncio
+import contextlib
+import os
+import platform
+import re
+import sys
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+import msgspec
+import psutil
+
+from ravnest.agent.workload import Speed
+from ravnest.api.machine import Caps, MachineFacts
+from ravnest.errors import NodeError
+
+WORKER_BYTES = 320 << 20
+"""What a worker takes before it holds anything of a model: Python, torch, the network."""
+_KEPT_FREE = 0.1
+"""Of what is free now, for whatever else the machine does."""
+_WORKLOAD_S = 1.0
+_WORKLOAD_DEADLINE_S = 180.0
+"""The first import of torch on a slow disk takes a while."""
+_MOST_OUTPUT = 1 << 16
+
+
+def facts_of(speed: Speed) -> MachineFacts:
+    return MachineFacts(
+        hostname=a_name(platform.node()),
+        system=f"{platform.system()} {platform.release()} {platform.machine()}"[:200],
+        python=platform.python_version(),
+        torch=speed.torch,
+        ravnest=own_version(),
+        cores=psutil.cpu_count() or 1,
+        memory_bytes=psutil.virtual_memory().total,
+        device=speed.device,
+        device_name=speed.device_name,
+        device_memory_bytes=speed.device_memory_bytes,
+    )
+
+
+def own_version() -> str:
+    try:
+        return version("ravnest")
+    except PackageNotFoundError:  # run from a source tree that was never installed
+        return "0+unknown"
+
+
+def a_name(text: str) -> str:
+    """The same as a `Name`, with other characters left out."""
+    kept = re.sub(r"[^\w .:+/@()-]", "", text, flags=re.ASCII).strip()
+    kept = re.sub(r"^\W+", "", kept)
+    return kept[:100] or "machine"
+
+
+def threads_of(caps: Caps) -> int:
+    """How many threads a worker may compute with: the owner's cap, never more than there are."""
+    cores = psutil.cpu_count(logical=False) or psutil.cpu_count() or 1
+    with contextlib.suppress(AttributeError):
+        # In a container there may be fewer than the machine has.
+        cores = min(cores, len(os.sched_getaffinity(0)))
+    return cores if caps.threads is None else min(caps.threads, psutil.cpu_count() or caps.threads)
+
+
+def memory_for_training(caps: Caps, speed: Speed) -> int:
+    """Bytes that a stage may take on the device, within the caps."""
+    if speed.device_memory_bytes:
+        free = int(speed.device_free_bytes * (1 - _KEPT_FREE))
+        return free if caps.memory_bytes is None else min(free, caps.memory_bytes)
+    free = int(psutil.virtual_memory().available * (1 - _KEPT_FREE))
+    if caps.memory_bytes is not None:
+        free = min(free, caps.memory_bytes)
+    return max(0, free - WORKER_BYTES)
+
+
+async def measure_speed(device: str | None, threads: int, seconds: float = _WORKLOAD_S) -> Speed:
+    """On that device, or on the best there is."""
+    process = await asyncio.create_subprocess_exec(
+        sys.executable,
+        "-m",
+        "ravnest.agent.workload",
+        device or "auto",
+        str(threads),
+        str(seconds),
+        stdin=asyncio.subprocess.DEVNULL,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+        env=worker_environment(threads),
+        limit=_MOST_OUTPUT,
+    )
+    try:
+        async with asyncio.timeout(_WORKLOAD_DEADLINE_S):
+            out, err = await process.communicate()
+    except TimeoutError:
+        raise NodeError(
+            f"measuring {device or 'this machine'} took longer than {_WORKLOAD_DEADLINE_S:.0f} s"
+        ) from None
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+    if process.returncode != 0:
+        last = err.decode(errors="replace").strip().splitlines()[-1:] or ["no message"]
+        raise NodeError(f"the device {device or 'of this machine'} cannot be used: {last[0]}")
+    return msgspec.json.decode(out, type=Speed)
+
+
+def worker_environment(threads: int) -> dict[str, str]:
+    """Of processes that compute: the threads they may have, and none of the agent's own settings,
+    among which there may be a token."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("RAVNEST_")}
+    number = str(threads)
+    return {
+        **kept,
+        "OMP_NUM_THREADS": number,
+        "MKL_NUM_THREADS": number,
+        "OPENBLAS_NUM_THREADS": number,
+    }
+
+
+def free_disk(folder: Path) -> int:
+    return int(psutil.disk_usage(str(folder)).free)
+
+
+class Load:
+    """Of the machine and of one process on it, since it was last asked."""
+
+    def __init__(self) -> None:
+        psutil.cpu_percent()
+
+    def cpu(self) -> float:
+        return float(psutil.cpu_percent()) / 100.0
+
+    def memory_free(self) -> int:
+        return int(psutil.virtual_memory().available)
+
+    @staticmethod
+    def process_memory(pid: int | None) -> int:
+        """With its children; 0 if it is gone."""
+        if pid is None:
+            return 0
+        total = 0
+        with contextlib.suppress(psutil.Error):
+            process = psutil.Process(pid)
+            for each in (process, *process.children(recursive=True)):
+                with contextlib.suppress(psutil.Error):
+                    total += each.memory_info().rss
+        return total

@@ -1,0 +1,22 @@
+"""What the owner of a machine has said on the command line."""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from ravnest.api.machine import Caps
+from ravnest.client.address import ServerAddress
+
+
+@dataclass(frozen=True)
+class AgentSettings:
+    address: ServerAddress
+    home: Path
+    name: str
+    caps: Caps = field(default_factory=Caps)
+    device: str | None = None
+    """None: the best there is."""
+    listen: str | None = "0.0.0.0:0"
+    """None: no open port; everything goes through the server."""
+    advertise: tuple[str, ...] = ()
+    nice: int = 0
+    once: bool = False

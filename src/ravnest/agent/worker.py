@@ -1,0 +1,178 @@
+"""The process that trains one stage: started, steered, listened to, ended.
+
+It says what it has to say as lines of JSON (see `Line`); whatever else it prints goes to its log.
+However it ends, there is exactly one `WorkEnd`.
+"""
+
+import asyncio
+import contextlib
+import os
+import signal
+import sys
+from collections.abc import Callable, Sequence
+from typing import Literal
+
+import msgspec
+import psutil
+
+from ravnest.agent.folders import AssignmentFolder
+from ravnest.api.work import WorkEnd, WorkReport
+
+MODULE = "ravnest.worker"
+_MOST_LINE = 1 << 20
+_MOST_LOG = 32 << 20
+_LOG_TAIL = 2000
+_END_GRACE_S = 30.0
+"""Between the last word of a worker and its end."""
+_STOP_GRACE_S = 300.0
+"""To save and end after it was told to stop."""
+
+
+class Started(msgspec.Struct, frozen=True, tag="started", tag_field="type"):
+    pass
+
+
+class Report(msgspec.Struct, frozen=True, tag="report", tag_field="type"):
+    report: WorkReport
+
+
+class End(msgspec.Struct, frozen=True, tag="end", tag_field="type"):
+    end: WorkEnd
+
+
+Line = Started | Report | End
+_decoder: msgspec.json.Decoder[Line] = msgspec.json.Decoder(Line)
+
+
+class Worker:
+    """`run` from its start to its end; the other methods may be called meanwhile."""
+
+    def __init__(
+        self,
+        folder: AssignmentFolder,
+        *,
+        environment: dict[str, str],
+        nice: int = 0,
+        command: Sequence[str] | None = None,
+        on_report: Callable[[WorkReport], None],
+        epochs_done: int = 0,
+    ) -> None:
+        self._folder = folder
+        self._environment = environment
+        self._nice = nice
+        self._command = list(command or [sys.executable, "-m", MODULE, str(folder.path)])
+        self._on_report = on_report
+        self._epochs_done = epochs_done
+        self._process: asyncio.subprocess.Process | None = None
+        self._end: WorkEnd | None = None
+        self._killed_for: str | None = None
+        self._overdue: asyncio.TimerHandle | None = None
+
+    @property
+    def pid(self) -> int | None:
+        return None if self._process is None else self._process.pid
+
+    async def run(self) -> WorkEnd:
+        with self._folder.log.open("ab") as log:
+            try:
+                self._process = await asyncio.create_subprocess_exec(
+                    *self._command,
+                    cwd=self._folder.path,
+                    env=self._environment,
+                    stdin=asyncio.subprocess.PIPE,
+                    stdout=asyncio.subprocess.PIPE,
+                    stderr=log,
+                    limit=_MOST_LINE,
+                    # Ctrl-C in the agent's terminal is for the agent, which ends it in good order.
+                    start_new_session=True,
+                )
+            except OSError as error:
+                return self._failed(f"the worker cannot be started: {error}")
+        if self._killed_for is not None:
+            self.kill(self._killed_for)
+        if self._nice:
+            with contextlib.suppress(psutil.Error, OSError):
+                psutil.Process(self._process.pid).nice(self._nice)
+        try:
+            await self._listen(self._process)
+            async with asyncio.timeout(_END_GRACE_S):
+                await self._process.wait()
+        except TimeoutError:
+            pass
+        finally:
+            if self._overdue is not None:
+                self._overdue.cancel()
+            self._kill_all()
+        code = await self._process.wait()
+        return self._outcome(code)
+
+    async def _listen(self, process: asyncio.subprocess.Process) -> None:
+        assert process.stdout is not None
+        while True:
+            try:
+                line = await process.stdout.readline()
+            except ValueError:
+                self.kill(f"the worker said a line of more than {_MOST_LINE} bytes")
+                return
+            if not line:
+                return
+            try:
+                said = _decoder.decode(line)
+            except (msgspec.DecodeError, UnicodeDecodeError) as error:
+                self.kill(f"the worker said something that is not understood: {error}")
+                return
+            if isinstance(said, End):
+                self._end = said.end
+                return
+            if isinstance(said, Report):
+                self._on_report(said.report)
+
+    def _outcome(self, code: int) -> WorkEnd:
+        if self._killed_for is not None:
+            return self._failed(self._killed_for)
+        if self._end is None:
+            how = f"signal {-code}" if code < 0 else f"code {code}"
+            return self._failed(f"the worker ended with {how} without a word{self._last_words()}")
+        return self._end
+
+    def _failed(self, reason: str) -> WorkEnd:
+        return WorkEnd(outcome="failed", epochs_done=self._epochs_done, reason=reason[:4000])
+
+    def _last_words(self) -> str:
+        with contextlib.suppress(OSError):
+            text = self._folder.log.read_bytes()[-_LOG_TAIL:].decode(errors="replace").strip()
+            return f"; its log ends with:\n{text}" if text else ""
+        return ""
+
+    # ---- meanwhile ----
+
+    def steer(self, action: Literal["stop", "pause", "resume"]) -> None:
+        process = self._process
+        if process is None or process.stdin is None or process.stdin.is_closing():
+            return
+        process.stdin.write(msgspec.json.encode({"action": action}) + b"\n")
+        if action == "stop" and self._overdue is None:
+            late = f"the worker did not stop within {_STOP_GRACE_S:.0f} s"
+            self._overdue = asyncio.get_running_loop().call_later(_STOP_GRACE_S, self.kill, late)
+
+    def kill(self, reason: str) -> None:
+        """At once. It has failed for that reason."""
+        self._killed_for = self._killed_for or reason
+        self._kill_all()
+
+    def trim_log(self) -> None:
+        """A worker that says much must not fill the disk."""
+        with contextlib.suppress(OSError):
+            if self._folder.log.stat().st_size > _MOST_LOG:
+                os.truncate(self._folder.log, 0)
+
+    def _kill_all(self) -> None:
+        """The worker and whatever it has started."""
+        if self._process is None:
+            return
+        if sys.platform == "win32":
+            with contextlib.suppress(ProcessLookupError):
+                self._process.kill()
+            return
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self._process.pid, signal.SIGKILL)
