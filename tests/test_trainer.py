@@ -19,7 +19,7 @@ from certificates import our_authority
 from plans import free_ports
 
 from ravnest import Averaging, Node, Trainer, clusterize, model_fusion
-from ravnest.errors import NodeError, RunError
+from ravnest.errors import NodeError, PeerError, RunError
 from ravnest.provider.control import Control
 from ravnest.rundir import RunDir
 from ravnest.wire.peers import Patience
@@ -283,7 +283,7 @@ def test_training_can_be_stopped_while_it_is_paused(tmp_path):
     assert (root.was_stopped, root.epochs_done, root.batches_done) == (True, 1, 5)
 
 
-def test_a_run_that_fails_while_it_is_paused_ends(tmp_path):
+def test_a_run_that_fails_while_it_is_paused_ends_and_all_know_whose_fault_it_was(tmp_path):
     company = Company(tmp_path, 2)
 
     def fail(control):
@@ -292,6 +292,10 @@ def test_a_run_that_fails_while_it_is_paused_ends(tmp_path):
     company.train(train_loader=paused(company, fail))
     assert set(company.failures) == {0, 1}
     assert "node_1 failed: it has had enough" in str(company.failures[0])
+    failures = [company.trainers[number].node.failure for number in (0, 1)]
+    assert isinstance(failures[0], PeerError)
+    assert failures[0].node == "node_1"
+    assert not isinstance(failures[1], PeerError)
 
 
 def test_epochs_of_an_earlier_run_are_not_trained_again(tmp_path):

@@ -81,6 +81,11 @@ class WireError(RunError):
 class PeerError(RunError):
     """Another provider is gone, and the message names it."""
 
+    def __init__(self, message: str, *, node: str | None = None) -> None:
+        super().__init__(message)
+        self.node = node
+        """The one that failed first, as far as is known here."""
+
 
 class DataError(RunError):
     """Root and Leaf do not read the same data in the same order, or not what was announced."""

@@ -17,7 +17,7 @@ import msgspec
 import torch
 from torch import nn
 
-from ravnest.errors import NodeError
+from ravnest.errors import NodeError, RavnestError
 from ravnest.provider.assembly import StageSettings, build_runner
 from ravnest.provider.averaging.settings import Averaging
 from ravnest.provider.averaging.share import Rules
@@ -245,6 +245,12 @@ class Node:
     @property
     def runtime(self) -> ProviderRuntime:
         return self._lifetime.runtime
+
+    @property
+    def failure(self) -> RavnestError | None:
+        """What has ended the run, if something has. A `PeerError` is the fault of another provider,
+        and its `node` says of which; anything else is this one's own."""
+        return self._lifetime.failure
 
     def _make_runtime(self) -> ProviderRuntime:
         document = self.document

@@ -359,6 +359,7 @@ def test_other_data_on_the_leaf_is_an_error_for_everybody(tmp_path):
         fails_for_all(cluster, "not on the same batch")
         assert isinstance(cluster.runtimes[-1].user.failure, DataError)
         assert isinstance(cluster.root.user.failure, PeerError)
+        assert cluster.root.user.failure.node == "node_2"
         assert "node_2" in str(cluster.root.user.failure)
 
 
@@ -391,6 +392,7 @@ def test_a_provider_that_dies_is_named_by_the_others(tmp_path, victim):
                 waiting.join(20)
                 assert not waiting.is_alive()
                 assert isinstance(runtime.user.failure, PeerError)
+                assert runtime.user.failure.node == f"node_{victim}"
                 assert f"node_{victim}" in str(runtime.user.failure)
 
 

@@ -54,14 +54,49 @@ def test_a_stage_that_is_stuck_is_given_up_by_the_others(tmp_path):
             runtime.unheard_s = 0.5
             runtime.watch_for_stalls(report_s=0.2, give_up_s=1.0)
         cluster.train(batches[0])
-        with pytest.raises(PeerError, match=r"1 micro-batch from node_1"):
+        with pytest.raises(PeerError, match=r"1 micro-batch from node_1") as caught:
             cluster.order("epoch")
+        assert caught.value.node == "node_1"
         # The one that is stuck learns of it although its compute thread cannot be told.
         deadline = time.monotonic() + 10
         while cluster.runtimes[1].user.failure is None and time.monotonic() < deadline:
             time.sleep(0.01)
         assert "node_0 failed" in str(cluster.runtimes[1].user.failure)
         stuck.set()
+
+
+class Looking(StallWatch):
+    """Tells when it has looked so often that it would have given up."""
+
+    def __init__(self):
+        super().__init__(report_s=0.02, give_up_s=0.05, now=time.monotonic())
+        self.often = threading.Event()
+        self._looks = 0
+
+    def look(self, now, awaited):
+        self._looks = 0 if awaited is not None else self._looks + 1
+        if self._looks >= 8:
+            self.often.set()
+        return super().look(now, awaited)
+
+
+def test_a_pause_is_not_a_stall(tmp_path):
+    """The Root feeds nothing for longer than anybody would wait for an answer."""
+    model = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4))
+    batches = [torch.randn(4, 4) for _ in range(4)]
+    settings = settings_for(batches, lambda outputs, batch: outputs.square().mean(), SGD)
+    options = {"stages": 3, "parts": 2, "update_frequency": 3}
+    with pipeline(model, (batches[0],), tmp_path, settings, **options) as cluster:
+        for batch in batches[:2]:
+            cluster.train(batch)
+        for runtime in cluster.runtimes:
+            runtime.user.ask(lambda runtime=runtime: setattr(runtime, "_stall", Looking()))
+        for runtime in cluster.runtimes:
+            assert runtime._stall.often.wait(30)
+        for batch in batches[2:]:
+            cluster.train(batch)
+        cluster.order("epoch")
+        assert len(cluster.losses) == 4
 
 
 def test_a_provider_may_wait_for_the_goodbye_without_end():

@@ -38,6 +38,7 @@ MESSAGES = [
     Backward(of=OF, carried=(), squared_norm=0.25, loss=float("nan")),
     Command(order="flush", number=4),
     Failed(node="node_1", reason="ünïcode"),
+    Failed(node="node_1", reason="node_2 is gone", culprit="node_2"),
 ]
 TENSORS = {
     "every type": tuple(

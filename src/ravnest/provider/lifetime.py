@@ -37,6 +37,7 @@ class Lifetime:
         self._owes_round = owes_round
         """Whether a Root has to meet the other clusters before it leaves."""
         self._runtime: ProviderRuntime | None = None
+        self._latest: ProviderRuntime | None = None
 
     @property
     def runtime(self) -> ProviderRuntime:
@@ -44,12 +45,17 @@ class Lifetime:
             raise NodeError(f"{self._name} has been closed, or was never started")
         return self._runtime
 
+    @property
+    def failure(self) -> RavnestError | None:
+        """What has ended the run, if something has; also after `close`."""
+        return None if self._latest is None else self._latest.user.failure
+
     # ---- as the script asks for it ----
 
     def start(self) -> None:
         if self._runtime is not None:
             return
-        self._runtime = runtime = self._make_runtime()
+        self._runtime = self._latest = runtime = self._make_runtime()
         try:
             runtime.start()
         except BaseException:

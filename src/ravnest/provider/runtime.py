@@ -89,7 +89,8 @@ class ProviderRuntime:
         self.watch_for_stalls(_STALL_REPORT_S, self._patience.stall_s)
 
     def watch_for_stalls(self, report_s: float, give_up_s: float) -> None:
-        self._stall = StallWatch(report_s, give_up_s, time.monotonic())
+        whom = None if self.place.next is None else self.place.next.node
+        self._stall = StallWatch(report_s, give_up_s, time.monotonic(), whom)
 
     # ---- start and end ----
 
@@ -102,7 +103,7 @@ class ProviderRuntime:
             self.runner = self._make_runner(self)
             self._averager = self._make_averager(self.runner)
         except BaseException as error:
-            self._tell(messages.Failed(node=self.place.node, reason=_text_of(error)))
+            self._tell(self._last_words(error))
             self.close(flush_s=1.0)
             raise
         self.runner.next = self._outlet(self.place.next)
@@ -306,7 +307,11 @@ class ProviderRuntime:
         if self._averager is not None:
             self._averager.leave()
         if tell:
-            self._tell(messages.Failed(node=self.place.node, reason=_text_of(error)))
+            self._tell(self._last_words(error))
+
+    def _last_words(self, error: BaseException) -> messages.Failed:
+        culprit = error.node if isinstance(error, PeerError) else None
+        return messages.Failed(node=self.place.node, reason=_text_of(error), culprit=culprit or "")
 
     def _tell(self, failed: messages.Failed, source: Link | None = None) -> None:
         """Everybody but the one it came from, ahead of all that waits to be sent."""
@@ -316,7 +321,8 @@ class ProviderRuntime:
 
     def _fail_with(self, failed: messages.Failed, source: Link) -> None:
         """Another provider has failed: hand on what it says of its end."""
-        self._fail(PeerError(f"{failed.node} failed: {failed.reason}"), tell=False)
+        culprit = failed.culprit or failed.node
+        self._fail(PeerError(f"{failed.node} failed: {failed.reason}", node=culprit), tell=False)
         self._tell(failed, source)
 
     def abort(self, reason: str) -> None:

@@ -10,7 +10,11 @@ from ravnest.errors import PeerError
 class StallWatch:
     """Watches one provider's wait for the others. Times are given by the caller."""
 
-    def __init__(self, report_s: float, give_up_s: float, now: float) -> None:
+    def __init__(
+        self, report_s: float, give_up_s: float, now: float, whom: str | None = None
+    ) -> None:
+        """`whom` is the node that is waited for."""
+        self._whom = whom
         self._report_s = report_s
         self._give_up_s = give_up_s
         self.heard(now)
@@ -33,7 +37,8 @@ class StallWatch:
         if silence >= self._give_up_s:
             raise PeerError(
                 f"nothing was heard for {silence:.0f} s while waiting for {awaited}. If it is only "
-                "slow, be more patient: Node(…, patience=Patience(stall_s=…))"
+                "slow, be more patient: Node(…, patience=Patience(stall_s=…))",
+                node=self._whom,
             )
         if now - self._reported < self._report_s:
             return None

@@ -99,7 +99,7 @@ class Link:
         self._deadline = Deadline(
             peer,
             self._patience.report_s,
-            lambda reason: self._give_up(PeerError(f"{peer} is gone: {reason}")),
+            lambda reason: self._give_up(self._blame(f"{peer} is gone: {reason}")),
         )
         self._needed = True
         self._closing = False
@@ -119,7 +119,10 @@ class Link:
             self._give_up(self._left())
 
     def _left(self) -> PeerError:
-        return PeerError(f"{self.peer} has left")
+        return self._blame(f"{self.peer} has left")
+
+    def _blame(self, text: str) -> PeerError:
+        return PeerError(text, node=self.peer.node)
 
     def dial(self, network: Network, *, has_been_there: bool = False) -> None:
         """Be the side that opens streams. Where one has been there before, it tells something that
@@ -150,7 +153,7 @@ class Link:
             if self._stream is stream:
                 self._broke(str(broken))
         except WireError as error:
-            self._give_up(PeerError(f"{self.peer} sent something unreadable: {error}"))
+            self._give_up(self._blame(f"{self.peer} sent something unreadable: {error}"))
         except PeerError as error:
             self._give_up(error)
         except Exception as error:
@@ -184,7 +187,7 @@ class Link:
                 self._broke(str(broken))
                 await asyncio.sleep(pause)
             except WireError as error:
-                self._give_up(PeerError(f"{self.peer} sent something unreadable: {error}"))
+                self._give_up(self._blame(f"{self.peer} sent something unreadable: {error}"))
             except PeerError as error:
                 self._give_up(error)
             except Exception as error:
@@ -194,7 +197,7 @@ class Link:
 
     def _unexpected(self, error: Exception) -> PeerError:
         logger.debug("the link to %s failed", self.peer, exc_info=error)
-        return PeerError(f"the connection to {self.peer} failed: {type(error).__name__}: {error}")
+        return self._blame(f"the connection to {self.peer} failed: {type(error).__name__}: {error}")
 
     async def _send_hello(self, stream: ChunkStream) -> None:
         hello = Hello(
@@ -210,7 +213,7 @@ class Link:
     async def _read_hello(self, stream: ChunkStream) -> Hello:
         message = await read_greeting(stream, self._patience.hello_s)
         if isinstance(message, Refused):
-            raise PeerError(f"{self.peer} refuses the connection: {message.reason}")
+            raise self._blame(f"{self.peer} refuses the connection: {message.reason}")
         return message
 
     async def _serve(self, stream: ChunkStream, hello: Hello) -> None:
@@ -218,7 +221,7 @@ class Link:
         if self._state is _State.CLOSED:
             return  # a wait that ends at the very moment it is cancelled does not notice that
         if problem := self._unfit(hello):
-            raise PeerError(problem)
+            raise self._blame(problem)
         first = self._peer_session is None
         self._peer_session = hello.session
         self._flow.resume(hello.received, is_first=first)

@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
-PROTOCOL = 2
+PROTOCOL = 3
 """Counts up with every change that an older provider would misunderstand."""
 
 Count = Annotated[int, Meta(ge=0, lt=2**62)]
@@ -310,6 +310,8 @@ class Failed(_Typed, frozen=True, kw_only=True):
 
     node: Name
     reason: Text
+    culprit: Name = ""
+    """Whose failure it was that this one came of, if it was not its own."""
 
 
 Message = (
