@@ -2,13 +2,12 @@
 
 import contextlib
 import sys
-import traceback
 from pathlib import Path
-from types import TracebackType
 
 import click
 
 from ravnest.cli.messages import Messages
+from ravnest.cli.tracebacks import shown_from
 from ravnest.errors import RavnestError
 
 
@@ -91,19 +90,10 @@ def command(
     except Exception as error:
         if isinstance(error, RavnestError) or ctx.find_root().params["debug"]:
             raise
-        shown = traceback.format_exception(error.with_traceback(_frames_from(script, error)))
-        click.echo("".join(shown), nl=False, err=True)
+        click.echo(shown_from([script], error), nl=False, err=True)
         ctx.exit(1)
     messages.shown_elsewhere(plan.warnings)
     if json:
         click.echo(msgspec.json.format(msgspec.json.encode(plan), indent=2))
     else:
         click.echo(render_report(plan))
-
-
-def _frames_from(script: Path, error: Exception) -> TracebackType | None:
-    """The traceback as `python SCRIPT` would show it, without the frames of this program."""
-    frame = error.__traceback__
-    while frame is not None and frame.tb_frame.f_code.co_filename != str(script):
-        frame = frame.tb_next
-    return frame
