@@ -1,6 +1,7 @@
 """Ravnest trains one PyTorch model across many ordinary, unequal computers.
 
     from ravnest import Node, Trainer, clusterize, model_fusion, set_seed
+    from ravnest import Session
 
 Names are imported when they are first used, so that `ravnest --help` does not wait for torch.
 """
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
     from ravnest.operations.utils import clusterize
     from ravnest.provider.averaging.outer import Nesterov
     from ravnest.provider.averaging.settings import Averaging
+    from ravnest.session import Job, JobRequest, Session
     from ravnest.trainer import Trainer
     from ravnest.utils import model_fusion, set_seed
 
@@ -24,8 +26,11 @@ except PackageNotFoundError:  # run from a source tree that was never installed
 
 _HOMES = {
     "Averaging": "ravnest.provider.averaging.settings",
+    "Job": "ravnest.session",
+    "JobRequest": "ravnest.session",
     "Nesterov": "ravnest.provider.averaging.outer",
     "Node": "ravnest.node",
+    "Session": "ravnest.session",
     "Trainer": "ravnest.trainer",
     "clusterize": "ravnest.operations.utils",
     "model_fusion": "ravnest.utils",
@@ -34,8 +39,11 @@ _HOMES = {
 
 __all__ = [
     "Averaging",
+    "Job",
+    "JobRequest",
     "Nesterov",
     "Node",
+    "Session",
     "Trainer",
     "__version__",
     "clusterize",

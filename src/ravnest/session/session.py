@@ -1,0 +1,222 @@
+"""`ravnest.Session`: a server, as people use it who have something to train, or who look."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Literal
+
+from ravnest.api.requests import NewToken, Role, TokenMade, TokenShown
+from ravnest.api.tokens import Token
+from ravnest.api.views import EventView, JobView, Overview, ProviderView
+from ravnest.client.http import HttpClient
+from ravnest.client.known import find_access, home, open_client
+from ravnest.client.stream import follow
+from ravnest.errors import JobError, TokenError
+from ravnest.session.following import decoded
+from ravnest.session.job import Job
+from ravnest.session.overview import with_changes
+from ravnest.session.request import JobRequest
+
+
+class Session:
+    """A conversation with one server; it begins with the first question.
+
+    Without arguments: the server and token in RAVNEST_SERVER and RAVNEST_TOKEN, else those that
+    were used last on this machine, else the server that runs on it.
+    """
+
+    def __init__(
+        self,
+        server: str | None = None,
+        token: str | None = None,
+        *,
+        insecure: bool = False,
+        remember: bool = False,
+    ) -> None:
+        """`insecure` allows a server without TLS; `remember` lets later sessions find this one."""
+        self._access = find_access(server, token, insecure=insecure)
+        self._remember = remember
+        self._client: HttpClient | None = None
+
+    @property
+    def client(self) -> HttpClient:
+        """What requests go through; made, and the server recognised, when it is first needed."""
+        if self._client is None:
+            self._client = open_client(self._access, remember_in=home() if self._remember else None)
+        return self._client
+
+    @property
+    def url(self) -> str:
+        return self._access.address.url
+
+    def close(self) -> None:
+        if self._client is not None:
+            self._client.close()
+
+    def __enter__(self) -> "Session":
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"Session({self.url!r})"
+
+    # ---- looking ----
+
+    def overview(self) -> Overview:
+        """All there is to see at this moment."""
+        return self.client.get("/overview", Overview)
+
+    def watch(self) -> Iterator[Overview]:
+        """All there is to see, again whenever something changes."""
+        now: Overview | None = None
+        for event in follow(self.client, "/stream"):
+            news = decoded(event)
+            if isinstance(news, Overview):
+                now = news
+            elif news is not None and now is not None:
+                now = with_changes(now, news)
+            else:
+                continue
+            yield now
+
+    def providers(self) -> list[ProviderView]:
+        return self.client.get("/providers", list[ProviderView])
+
+    def events(self) -> list[EventView]:
+        return self.client.get("/events", list[EventView])
+
+    def job_views(self) -> list[JobView]:
+        """Of all jobs, the last submitted one at the end."""
+        found = self.client.get("/jobs", list[JobView])
+        return sorted(found, key=lambda one: one.submitted_at)
+
+    def jobs(self) -> list[Job]:
+        return [Job(self.client, view) for view in self.job_views()]
+
+    def job(self, id: str | None = None) -> Job:
+        """By id, or by the beginning of one; the last submitted job if nothing is said."""
+        views = self.job_views()
+        if not views:
+            raise JobError(f"there is no job on {self.url} yet")
+        if id is None:
+            return Job(self.client, views[-1])
+        exact = [view for view in views if view.id == id]
+        found = exact or [view for view in views if view.id.startswith(id)]
+        found = found or [view for view in views if view.name == id]
+        if len(found) == 1:
+            return Job(self.client, found[0])
+        shown = ", ".join(f"{view.id} ({view.name})" for view in (found or views)[-10:])
+        if found:
+            raise JobError(f"{id!r} may be any of {shown}: give more of the id")
+        raise JobError(f"there is no job {id!r}; the last ones are {shown}")
+
+    # ---- handing over ----
+
+    def check_may_submit(self) -> None:
+        """Before a model is captured and packed for minutes: is this server there, and ours?"""
+        token = self._access.token
+        role = Token.parse(token).role if token else None
+        if role not in (None, "requester", "operator"):
+            raise TokenError(
+                f"this is a {role} token; submitting takes a requester token, which the operator "
+                f"of {self.url} makes with `ravnest token make requester`"
+            )
+        self.client.get_bytes("/jobs")
+
+    def submit(
+        self,
+        model: Any,
+        example_args: Any = (),
+        data: Any = None,
+        *,
+        example_kwargs: Mapping[str, Any] | None = None,
+        validation: Any = None,
+        inputs: Any = None,
+        target: Any = None,
+        loss: Any = "cross_entropy",
+        optimizer: Any = "adamw",
+        optimizer_params: Mapping[str, Any] | None = None,
+        schedule: Any = None,
+        metrics: Sequence[Any] | None = None,
+        epochs: int = 1,
+        batch_size: int = 64,
+        name: str | None = None,
+        start: Literal["asked", "at once"] = "at once",
+        progress: Callable[[str, int, int], None] | None = None,
+        **settings: Any,
+    ) -> Job:
+        """Hand a model and its data over to be trained.
+
+        The model is captured and checked here, and a batch is tried, before anything is sent; no
+        code leaves this machine. `settings` are those of docs/server.md: `validate_every`,
+        `max_clusters`, `precision` and so on. `progress` is told (what, bytes done, bytes in all)
+        while files are uploaded.
+        """
+        given = {
+            "model": model,
+            "example_args": example_args,
+            "data": data,
+            "example_kwargs": example_kwargs,
+            "validation": validation,
+            "inputs": inputs,
+            "target": target,
+            "loss": loss,
+            "optimizer": optimizer,
+            "optimizer_params": optimizer_params or {},
+            "schedule": schedule,
+            "metrics": metrics,
+            "epochs": epochs,
+            "batch_size": batch_size,
+            "name": name,
+            "start": start,
+            **settings,
+        }
+        return self.submit_request(JobRequest.of(given), progress=progress)
+
+    def submit_script(
+        self,
+        script: str | Path,
+        model: Any,
+        example_args: Any = (),
+        data: Any = None,
+        *,
+        arguments: Sequence[str] = (),
+        **settings: Any,
+    ) -> Job:
+        """Hand over a provider script that trains the model in its own way (docs/server.md).
+
+        It runs only on providers whose owners have consented to run foreign scripts.
+        """
+        given = {"model": model, "example_args": example_args, "data": data, **settings}
+        progress = given.pop("progress", None)
+        request = JobRequest.of(given, script=script, script_arguments=arguments)
+        return self.submit_request(request, progress=progress)
+
+    def submit_request(
+        self, request: JobRequest, *, progress: Callable[[str, int, int], None] | None = None
+    ) -> Job:
+        from ravnest.session.submitting import submit
+
+        return Job(self.client, submit(self.client, request, progress))
+
+    # ---- for operators ----
+
+    def make_token(
+        self, role: Role, name: str, *, hours: float = 24.0, uses: int | None = None
+    ) -> TokenMade:
+        """A token to give away; its text is shown this once."""
+        wanted = NewToken(role=role, name=name, hours=hours, uses=uses)
+        return self.client.post("/tokens", wanted, TokenMade)
+
+    def tokens(self) -> list[TokenShown]:
+        return self.client.get("/tokens", list[TokenShown])
+
+    def revoke_token(self, id: str) -> None:
+        self.client.delete(f"/tokens/{id}")

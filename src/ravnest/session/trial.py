@@ -1,0 +1,127 @@
+"""A few rows through the captured model and the loss, before anything is sent anywhere.
+
+What does not fit together is found here in a second, instead of on somebody else's machine in half
+an hour. What is tried is the package that will be sent, not the requester's own code.
+"""
+
+import logging
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from ravnest.api.jobs import DataSpec, Recipe, TrainingSpec
+from ravnest.api.work import DataPart, RowRange
+from ravnest.data.batches import Batches, Reading
+from ravnest.data.reading import PartReader
+from ravnest.errors import InputError, JobError, RavnestError
+from ravnest.recipes.checking import arguments_of, check_recipe, model_inputs
+from ravnest.recipes.criterion import build_criterion, target_name
+from ravnest.recipes.losses import LOSSES, named_loss
+from ravnest.recipes.metrics import build_metrics
+from ravnest.recipes.outputs import class_axis, output_at
+from ravnest.stage.graph import StageGraph
+from ravnest.stage.local import LocalPipeline
+from ravnest.stage.package import load_package
+
+logger = logging.getLogger("ravnest.session")
+
+ROWS = 8
+"""Enough to see whether rows are rows, few enough for any machine that could capture the model."""
+_ALL_TARGETS_BYTES = 256 << 20
+"""Targets up to this size are all looked at."""
+
+
+def try_recipe(
+    model: Path, folder: Path, data: DataSpec, recipe: Recipe, training: TrainingSpec
+) -> None:
+    """`JobError` that says what does not fit. `folder` is where the files of `data` are."""
+    check_recipe(recipe, data)
+    package = load_package(model)
+    graph = package.graph
+    names = [argument.name for argument in graph.arguments]
+    model_inputs(recipe, data, names)
+    _check_rows(graph, data, training)
+    rows = graph.static_batch or min(ROWS, training.batch_size, data.rows)
+    part = PartReader(DataPart(data=data, range=RowRange(first=0, rows=data.rows)), folder)
+    arguments = dict(zip(arguments_of(recipe, names), recipe.inputs, strict=True))
+    targets = {target_name(n): loss.target for n, loss in enumerate(recipe.losses)}
+    how = Reading(batch_size=rows, seed=training.seed, shuffle=False)
+    batch = next(iter(Batches(part, {**arguments, **targets}, how)))
+    pipeline = LocalPipeline([package.module()])
+    pipeline.train()
+    criterion = build_criterion(recipe)
+    kwargs = {name: batch[name] for name in arguments}
+    try:
+        loss, outputs = pipeline.step(((), kwargs), lambda found: criterion(found, batch))
+        for name, metric in build_metrics(recipe).items():
+            with torch.no_grad():
+                _tried(f"the metric {name!r}", metric, outputs, batch)
+    except InputError as error:
+        raise JobError(f"the data does not suit the model: {error}") from error
+    except RavnestError:
+        raise
+    except Exception as error:  # whatever torch thinks of shapes that do not fit
+        raise JobError(f"the model or the loss fails on the first rows: {_first(error)}") from error
+    if not math.isfinite(float(loss)):
+        raise JobError(
+            f"the loss of the first {rows} rows is {float(loss)}: are there numbers in the data "
+            "that are none, or far too large ones?"
+        )
+    _check_classes(recipe, data, part, outputs)
+    logger.info("tried %d rows: the loss is %.4g", rows, float(loss))
+
+
+def _tried(what: str, function: Any, *args: Any) -> None:
+    try:
+        function(*args)
+    except RavnestError:
+        raise
+    except Exception as error:
+        raise JobError(f"{what} fails on the first rows: {_first(error)}") from error
+
+
+def _first(error: Exception) -> str:
+    line = next((line.strip() for line in str(error).splitlines() if line.strip()), "")
+    return f"{type(error).__name__}: {line[:300]}"
+
+
+def _check_rows(graph: StageGraph, data: DataSpec, training: TrainingSpec) -> None:
+    fixed = graph.static_batch
+    if fixed is not None and training.batch_size != fixed:
+        raise JobError(
+            f"this model takes batches of exactly {fixed} rows, as it was captured; "
+            f"batch_size is {training.batch_size}: use batch_size={fixed}, or capture it with "
+            "another example"
+        )
+    if data.rows < training.batch_size and fixed is not None:
+        raise JobError(f"there are {data.rows} rows, and a batch has {fixed}")
+
+
+def _check_classes(recipe: Recipe, data: DataSpec, part: PartReader, outputs: Any) -> None:
+    """The number of a class that the model does not have would end a run, however late it comes."""
+    sizes = {one.name: math.prod(one.shape) * 8 for one in data.fields}
+    for number, spec in enumerate(recipe.losses):
+        values = LOSSES.values(named_loss(spec))
+        if "class_axis" not in values or "ignore_index" not in values:
+            continue
+        if data.rows * sizes[spec.target.field] > _ALL_TARGETS_BYTES:
+            continue
+        scores = output_at(outputs, spec.output)
+        key = target_name(number)
+        how = Reading(batch_size=4096, shuffle=False)
+        for batch in Batches(part, {key: spec.target}, how):
+            target = batch[key]
+            if target.is_floating_point():
+                return
+            shape = (scores.shape[0], *target.shape[1:])
+            classes = scores.shape[class_axis(scores, shape, values["class_axis"])]
+            wrong = ((target < 0) | (target >= classes)) & (target != values["ignore_index"])
+            if bool(wrong.any()):
+                found = int(np.asarray(target[wrong].reshape(-1)[0]))
+                raise JobError(
+                    f"the field {spec.target.field!r} has the class {found}, and the model gives "
+                    f"scores for {classes} of them, 0 to {classes - 1}"
+                )

@@ -1,0 +1,123 @@
+"""Jobs as files and as arguments, before anything is looked at."""
+
+import sys
+
+import pytest
+
+from ravnest.errors import JobError
+from ravnest.session.programs import load_request
+from ravnest.session.request import SETTINGS, JobRequest
+
+PROGRAM = """
+import sys
+import helpers
+
+def job():
+    return {"model": helpers.model, "data": (1, 2), "epochs": int(sys.argv[1]), "max_clusters": 2,
+            "optimizer_params": {"lr": 0.1, "momentum": 0.5}}
+
+if __name__ == "__main__":
+    raise SystemExit("not meant to be run")
+"""
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """Nothing of the programs stays behind."""
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.setattr(sys, "modules", dict(sys.modules))
+    (tmp_path / "helpers.py").write_text("model = 'a model'\ndef rows():\n    return [1, 2, 3]\n")
+    return tmp_path
+
+
+def write(path, text):
+    path.write_text(text)
+    return path
+
+
+def test_a_program_returns_what_it_wants(folder):
+    before = list(sys.argv)
+    request = load_request(write(folder / "job.py", PROGRAM), ["7"])
+    assert request.model == "a model"
+    assert request.data == (1, 2)
+    assert request.training().epochs == 7
+    assert request.planning().max_clusters == 2
+    assert sys.argv == before
+
+
+def test_the_command_line_wins(folder):
+    path = write(folder / "job.py", PROGRAM)
+    overrides = {"epochs": 3, "name": "mine", "optimizer_params": {"lr": 0.5}}
+    request = load_request(path, ["7"], overrides)
+    assert request.training().epochs == 3
+    assert request.name == "mine"
+    assert request.optimizer_params == {"lr": 0.5, "momentum": 0.5}
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "job = dict(model=1, data=2)",
+        "from ravnest import JobRequest\njob = JobRequest(model=1, data=2)",
+        "from ravnest import JobRequest\ndef job():\n    return JobRequest(model=1, data=2)",
+    ],
+)
+def test_a_job_may_be_written_in_several_ways(folder, text):
+    request = load_request(write(folder / "job.py", text))
+    assert (request.model, request.data) == (1, 2)
+
+
+def test_a_toml_file_takes_from_python_what_toml_cannot_say(folder):
+    text = """
+model = "helpers.py:model"
+data = "images"
+validation = "helpers.py:rows"
+loss = "cross_entropy"
+epochs = 4
+pipeline = "sync"
+optimizer_params = {lr = 0.25}
+"""
+    request = load_request(write(folder / "job.toml", text))
+    assert request.model == "a model"
+    assert request.data == str(folder / "images")
+    assert request.validation == [1, 2, 3]
+    assert request.training().schedule == "sync"
+    assert request.optimizer_params == {"lr": 0.25}
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "message"),
+    [
+        ("job.py", "", r"job.py has none: .*function job\(\)"),
+        ("job.py", "def job():\n    return 3", "gives int"),
+        ("job.py", "job = dict(model=1)", "a job needs data"),
+        ("job.py", "job = dict(model=1, data=2, epoch=3)", "did you mean epochs="),
+        ("job.toml", "model = ", "no TOML"),
+        ("job.toml", 'model = "helpers.py:modell"\ndata = 1', "nothing called 'modell'"),
+        ("job.txt", "job = dict()", "neither Python"),
+    ],
+)
+def test_a_file_that_is_no_job_says_what_is_missing(folder, name, text, message):
+    with pytest.raises(JobError, match=message):
+        load_request(write(folder / name, text))
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"epochs": 0}, "epochs"),
+        ({"batch_size": "many"}, "batch_size"),
+        ({"pipeline": "fast"}, "fast"),
+    ],
+)
+def test_settings_that_cannot_be_are_refused(settings, message):
+    request = JobRequest.of({"model": 1, "data": 2, **settings})
+    with pytest.raises(JobError, match=f"cannot be: .*{message}"):
+        request.training()
+
+
+def test_every_setting_reaches_the_server():
+    """The schedule of the pipeline has another name here: `schedule` is the learning rate's."""
+    assert {"pipeline", "micro_batches", "epochs", "max_runs"} <= set(SETTINGS)
+    assert "schedule" not in SETTINGS
+    assert JobRequest.of({"model": 1, "data": 2, "micro_batches": "auto"}).planning()
