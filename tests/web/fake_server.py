@@ -276,7 +276,8 @@ def main() -> None:
     parser.add_argument("--empty", action="store_true", help="no machines, no jobs")
     options = parser.parse_args()
     simulation = Simulation(machines=0 if options.empty else options.machines)
-    simulation.advance(25.0)
+    for _ in range(25):
+        simulation.advance(1.0)
     hub = Hub(simulation)
     config = uvicorn.Config(WithPolicy(make_app(hub)), port=options.port, lifespan="off")
 

@@ -18,7 +18,17 @@ from ravnest import __version__
 from ravnest.cli.messages import Messages
 from ravnest.errors import RavnestError
 
-COMMANDS = ("demo", "fuse", "plan", "run")
+COMMANDS = (
+    "demo",
+    "doctor",
+    "fuse",
+    "job",
+    "plan",
+    "run",
+    "status",
+    "submit",
+    "token",
+)
 
 EXIT_FAILED = 1
 EXIT_INTERRUPTED = 130

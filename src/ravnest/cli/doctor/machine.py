@@ -1,0 +1,173 @@
+"""This machine: versions, memory, disk, GPU, the port to listen on, the sandbox for scripts."""
+
+import importlib
+import importlib.metadata
+import platform
+import shutil
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from ravnest import __version__
+from ravnest.cli.doctor.findings import Check, Finding, broken, note, ok
+from ravnest.planning.figures import quantity, size
+
+OLDEST_PYTHON = (3, 11)
+TORCH = ((2, 6), (2, 14))
+"""From … to below …, as the package itself asks for."""
+LITTLE_DISK, MUCH_DISK = 10**9, 10**10
+LITTLE_MEMORY = 10**9
+NEEDED = ("numpy", "safetensors", "msgspec", "httpx", "websockets", "grpcio", "cryptography")
+SANDBOX_S = 10.0
+
+
+def checks(home: Path, listen: str | None) -> dict[str, Check]:
+    return {
+        "python": python,
+        "ravnest": installed,
+        "torch": torch_build,
+        "gpu": gpu,
+        "memory": memory,
+        "disk": lambda: disk(home),
+        "port": lambda: port(listen),
+        "sandbox": sandbox,
+    }
+
+
+def python() -> Iterator[Finding]:
+    text = f"Python {platform.python_version()} on {platform.system()} {platform.machine()}"
+    if sys.version_info < OLDEST_PYTHON:
+        yield broken("python", text, "Ravnest needs Python 3.11 or newer: make a new environment")
+    else:
+        yield ok("python", text)
+
+
+def installed() -> Iterator[Finding]:
+    missing = []
+    for name in NEEDED:
+        try:
+            importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            missing.append(name)
+    if missing:
+        remedy = "install Ravnest again with its dependencies: pip install /path/to/ravnest"
+        yield broken("ravnest", f"ravnest {__version__} without {', '.join(missing)}", remedy)
+    else:
+        yield ok("ravnest", f"ravnest {__version__} with everything it needs")
+
+
+def torch_build() -> Iterator[Finding]:
+    try:
+        torch = importlib.import_module("torch")
+    except ImportError as error:
+        yield broken("torch", f"torch cannot be imported: {error}", "install torch: see README.md")
+        return
+    found = tuple(int(part) for part in torch.__version__.split("+")[0].split(".")[:2])
+    kind = f"for CUDA {torch.version.cuda}" if torch.version.cuda else "without CUDA"
+    text = f"torch {torch.__version__} {kind}, {quantity(torch.get_num_threads(), 'thread')}"
+    low, high = TORCH
+    if low <= found < high:
+        yield ok("torch", text)
+    else:
+        wanted = f"{low[0]}.{low[1]} or newer and older than {high[0]}.{high[1]}"
+        yield broken("torch", text, f"Ravnest is tested with torch {wanted}: install one of these")
+
+
+def gpu() -> Iterator[Finding]:
+    try:
+        torch: Any = importlib.import_module("torch")
+    except ImportError:
+        return
+    if torch.cuda.is_available():
+        for number in range(torch.cuda.device_count()):
+            facts = torch.cuda.get_device_properties(number)
+            yield ok("gpu", f"cuda:{number} is {facts.name} with {size(facts.total_memory)}")
+    elif torch.backends.mps.is_available():
+        yield ok("gpu", "mps: the GPU of this Mac")
+    elif not has_driver():
+        yield ok("gpu", "none found: this machine computes on its CPU")
+    elif torch.version.cuda is None:
+        text = "there is an NVIDIA driver, but this torch was built without CUDA"
+        yield note("gpu", text, "install torch's build for CUDA to use the GPU: see README.md")
+    else:
+        text = f"there is an NVIDIA driver, but torch {torch.__version__} cannot use it"
+        yield note("gpu", text, "run nvidia-smi: the driver may be too old, or another is loaded")
+
+
+def has_driver() -> bool:
+    return shutil.which("nvidia-smi") is not None or Path("/proc/driver/nvidia").exists()
+
+
+def memory() -> Iterator[Finding]:
+    import psutil
+
+    found = psutil.virtual_memory()
+    text = f"{size(found.available)} of {size(found.total)} free"
+    if found.available < LITTLE_MEMORY:
+        yield note("memory", text, "close other programs: too little for most stages")
+    else:
+        yield ok("memory", text)
+
+
+def disk(home: Path) -> Iterator[Finding]:
+    place = home
+    while not place.exists():
+        place = place.parent
+    free = shutil.disk_usage(place).free
+    text = f"{size(free)} free in {place}"
+    remedy = "packages and data of a job are kept here while it runs: free some space"
+    if free < LITTLE_DISK:
+        yield broken("disk", text, remedy)
+    elif free < MUCH_DISK:
+        yield note("disk", text, remedy)
+    else:
+        yield ok("disk", text)
+
+
+def port(listen: str | None) -> Iterator[Finding]:
+    """Whether a provider could listen there. That others get through is known after joining."""
+    host, _, number = (listen or "0.0.0.0:0").rpartition(":")
+    host = host.strip("[]")
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        with socket.socket(family) as tried:
+            tried.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            tried.bind((host, int(number)))
+            tried.listen()
+    except (OSError, OverflowError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        remedy = "choose another with --listen HOST:PORT, or join with --no-listen (all by relay)"
+        yield broken("port", f"nothing can listen at {listen}: {reason}", remedy)
+        return
+    where = listen or "a free port"
+    yield ok("port", f"a provider could listen at {where}")
+
+
+def sandbox() -> Iterator[Finding]:
+    """Only owners who consent to scripts in a sandbox need one."""
+    why = "needed only for `ravnest join --scripts sandboxed`"
+    if shutil.which("bwrap") is None:
+        remedy = "to take jobs with scripts, install bubblewrap (Debian: apt install bubblewrap)"
+        yield note("sandbox", f"there is no bwrap; {why}", remedy)
+        return
+    try:
+        tried = subprocess.run(
+            ["bwrap", "--ro-bind", "/", "/", "--unshare-all", "--die-with-parent", "true"],
+            capture_output=True,
+            text=True,
+            timeout=SANDBOX_S,
+        )
+    except subprocess.TimeoutExpired:
+        yield note("sandbox", f"bwrap does not come back within {SANDBOX_S:.0f} s; {why}")
+        return
+    if tried.returncode:
+        said = tried.stderr.strip() or f"exit code {tried.returncode}"
+        remedy = (
+            "the system may forbid namespaces to users: sysctl kernel.unprivileged_userns_clone"
+        )
+        yield note("sandbox", f"bwrap cannot make one: {said}; {why}", remedy)
+    else:
+        yield ok("sandbox", "bwrap works: scripts can be run in a sandbox")

@@ -1,0 +1,205 @@
+"""The way to a server and what it says: names, certificates, clocks, the token, the links."""
+
+import email.utils
+import ipaddress
+import socket
+import ssl
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import httpx
+import msgspec
+
+from ravnest import __version__
+from ravnest.api.requests import Health
+from ravnest.api.tokens import Token
+from ravnest.api.views import Overview
+from ravnest.cli.doctor.findings import Check, Finding, broken, note, ok
+from ravnest.client.answers import failure_in_words
+from ravnest.client.http import HttpClient
+from ravnest.client.known import Access, open_client
+from ravnest.errors import RavnestError, TokenError
+from ravnest.planning.figures import plain
+
+LITTLE_SKEW_S, MUCH_SKEW_S = 5.0, 300.0
+"""Certificates of some minutes ago are refused by a clock that is behind by more."""
+HEALTH_S = 15.0
+PINGS = 5
+PROBE_BYTES = 4 << 20
+
+
+class ServerVisit:
+    """Checks of one server, in order; what one has found is there for the next."""
+
+    def __init__(self, access: Access, identity: Path) -> None:
+        self._access = access
+        self._identity = identity
+        """Folder of this machine's identity as a provider of that server, if it has one."""
+        self._client: HttpClient | None = None
+        self._offset_s: float | None = None
+        self._delays_s: list[float] = []
+
+    def checks(self) -> dict[str, Check]:
+        return {
+            "name": self.name,
+            "server": self.health,
+            "clock": self.clock,
+            "token": self.token,
+            "links": self.links,
+            "provider": self.provider,
+        }
+
+    def close(self) -> None:
+        if self._client is not None:
+            self._client.close()
+
+    def name(self) -> Iterator[Finding]:
+        host = self._access.address.host
+        try:
+            ipaddress.ip_address(host)
+            return
+        except ValueError:
+            pass
+        try:
+            found = socket.getaddrinfo(host, self._access.address.port, type=socket.SOCK_STREAM)
+        except socket.gaierror as error:
+            remedy = "is it spelled right? Try the address itself, such as 192.0.2.7:8470"
+            yield broken("name", f"{host} has no address: {error.strerror}", remedy)
+            return
+        yield ok("name", f"{host} is {', '.join(sorted({str(one[4][0]) for one in found}))}")
+
+    def health(self) -> Iterator[Finding]:
+        """Answered to strangers, so whatever is wrong here is wrong with the way."""
+        address = self._access.address
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        # Nothing is said to it and nothing believed: who it is, the check of the token finds out.
+        context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+        try:
+            with httpx.Client(
+                verify=context, timeout=HEALTH_S, trust_env=not address.is_local
+            ) as http:
+                for _ in range(PINGS):
+                    began = time.monotonic()
+                    answer = http.get(f"{address.url}/healthz")
+                    self._delays_s.append(time.monotonic() - began)
+        except httpx.HTTPError as error:
+            remedy = "on its machine: ravnest server. Is a firewall or another network between?"
+            yield broken("server", failure_in_words(error, address), remedy)
+            return
+        self._note_time(answer)
+        try:
+            health = msgspec.json.decode(answer.content, type=Health)
+        except msgspec.DecodeError:
+            text = f"{address} answers, but not as a Ravnest server (status {answer.status_code})"
+            yield broken("server", text, "is the port right? A server's default is 8470")
+            return
+        text = f"{address} answers: ravnest {health.version}, {health.status}"
+        if health.version != __version__:
+            yield note("server", text, f"this is ravnest {__version__}: use the same on both sides")
+        else:
+            yield ok("server", text)
+
+    def _note_time(self, answer: httpx.Response) -> None:
+        try:
+            theirs = email.utils.parsedate_to_datetime(answer.headers["Date"]).timestamp()
+        except (KeyError, ValueError):
+            return
+        # The header has whole seconds, cut off: half of one is the best guess.
+        self._offset_s = theirs + 0.5 - (time.time() - self._delays_s[-1] / 2)
+
+    def clock(self) -> Iterator[Finding]:
+        if self._offset_s is None:
+            return
+        offset = self._offset_s
+        away = f"{plain(abs(offset), 2)} s {'behind' if offset > 0 else 'ahead of'} the server's"
+        remedy = "set it, best by NTP (timedatectl set-ntp true), here or on the server"
+        if abs(offset) > MUCH_SKEW_S:
+            yield broken("clock", f"this machine's clock is {away}", remedy)
+        elif abs(offset) > LITTLE_SKEW_S:
+            yield note("clock", f"this machine's clock is {away}", remedy)
+        else:
+            yield ok("clock", "agrees with the server's")
+
+    def token(self) -> Iterator[Finding]:
+        if not self._delays_s:
+            return
+        if self._access.token is None and self._access.authority is None:
+            text = "none is known on this machine for this server"
+            yield note("token", text, "give --token, as its operator has given it to you")
+            return
+        token = self._access.token
+        role = Token.parse(token).role if token else "no"
+        try:
+            self._client = open_client(self._access)
+            if role == "provider":
+                yield ok("token", "a provider token of this server; good for `ravnest join`")
+                return
+            self._client.get_bytes("/overview")
+        except TokenError as error:
+            remedy = "its operator makes another with `ravnest token make`"
+            yield broken("token", str(error), remedy)
+        except RavnestError as error:
+            yield broken("token", str(error))
+        else:
+            yield ok("token", f"the server is the right one, and takes this {role} token")
+
+    def links(self) -> Iterator[Finding]:
+        if not self._delays_s:
+            return
+        delay = statistics.median(self._delays_s) * 1e3
+        text = f"an answer takes {plain(delay, 2)} ms"
+        credential = self._credential()
+        if credential is None or self._client is None:
+            yield ok("links", f"{text}; the bandwidth is measured when this machine joins")
+            return
+        with HttpClient(
+            self._access.address, authority=self._client.authority, bearer=credential
+        ) as client:
+            down = _mbps(lambda: client.get_bytes("/probe/down", bytes=PROBE_BYTES))
+
+            def send() -> None:
+                with client.open("POST", "/probe/up", content=bytes(PROBE_BYTES)) as answer:
+                    answer.read()
+
+            up = _mbps(send)
+        yield ok("links", f"{text}; {plain(down)} Mbit/s from the server, {plain(up)} Mbit/s to it")
+
+    def provider(self) -> Iterator[Finding]:
+        """What the server knows of this machine, if it has joined."""
+        credential = self._credential()
+        if credential is None:
+            return
+        number = int(credential.split("_")[1])
+        if self._client is None or self._client.bearer is None:
+            return
+        try:
+            now = self._client.get("/overview", Overview)
+        except RavnestError:
+            return  # the token's check has said so
+        found = next((one for one in now.providers if one.id == number), None)
+        if found is None:
+            remedy = "join again with a provider token: ravnest join URL --token …"
+            yield broken("provider", f"the server does not know provider {number} any more", remedy)
+            return
+        text = f"this machine is provider {number} ({found.name}), {found.state}"
+        if found.state == "away":
+            yield note("provider", text, "its agent is not running: ravnest join URL")
+        elif not found.reachable:
+            remedy = "open the port of --listen in firewall and router to be faster than by relay"
+            yield note("provider", f"{text}; nobody has reached it directly", remedy)
+        else:
+            yield ok("provider", f"{text}; reached directly")
+
+    def _credential(self) -> str | None:
+        try:
+            return (self._identity / "credential").read_text().strip() or None
+        except OSError:
+            return None
+
+
+def _mbps(transfer: Callable[[], object]) -> float:
+    began = time.monotonic()
+    transfer()
+    return PROBE_BYTES * 8 / 1e6 / max(time.monotonic() - began, 1e-6)

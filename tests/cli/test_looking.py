@@ -1,0 +1,173 @@
+"""`status`, `job` and `token`, against a server that is made up."""
+
+import io
+import sys
+
+import msgspec
+import pytest
+from web.fake_server import Site, token
+from web.simulation import JOB, Simulation
+
+from ravnest.api.views import JobDetail, JobView, Overview
+from ravnest.cli import main, screen
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path, monkeypatch):
+    """A user who has never used a server."""
+    for name in ("RAVNEST_SERVER", "RAVNEST_TOKEN"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("RAVNEST_HOME", str(tmp_path / "home"))
+    return tmp_path / "home"
+
+
+@pytest.fixture
+def site():
+    simulation = Simulation()
+    simulation.advance(25.0)
+    with Site(simulation) as running:
+        yield running
+
+
+@pytest.fixture
+def ravnest(site, capsys):
+    """Runs a command as the operator; what it printed."""
+
+    def run(*argv, code=0, role="operator"):
+        where = ["--server", site.url, "--insecure", "--token", token(role)]
+        found = main([*argv, *where])
+        shown = capsys.readouterr()
+        assert found == code, shown.err
+        return shown.out if code == 0 else shown.err
+
+    return run
+
+
+def test_status_shows_everything_the_dashboard_shows(ravnest, site):
+    text = ravnest("status")
+    now = site.hub.simulation.overview()
+    assert all(one.name in text for one in (*now.providers, *now.jobs))
+    assert "cluster 1" in text
+    assert "by relay" in text
+    assert "% busy" in text
+    assert "ring 2 (19.5 MB): workshop-pc, ada-laptop" in text
+    assert "The pool holds 61.9 GB of the 74.2 GB" in text
+    assert all(one.text in text for one in now.events[-8:])
+    assert "\x1b" not in text  # no terminal, no colours
+
+
+def test_status_as_json_is_the_overview(ravnest, site):
+    found = msgspec.json.decode(ravnest("status", "--json", role="viewer"), type=Overview)
+    assert [one.id for one in found.jobs] == list(site.hub.simulation.jobs)
+
+
+def test_status_of_an_empty_server_says_what_to_do(capsys):
+    with Site(Simulation(machines=0)) as site:
+        assert main(["status", "--server", site.url, "--insecure"]) == 0
+    text = capsys.readouterr().out
+    assert "ravnest token make provider" in text
+    assert "ravnest submit" in text
+
+
+def test_status_goes_on_with_every_change(site, monkeypatch, capsys):
+    """Told by the server as it happens; the watching ends with the interruption."""
+    written = []
+
+    class Watched(io.StringIO):
+        def write(self, text):
+            if not text.strip():
+                return len(text)
+            written.append(text)
+            if len(written) == 1:
+                site.advance(60.0)
+            else:
+                raise KeyboardInterrupt
+            return len(text)
+
+    monkeypatch.setattr(sys, "stdout", Watched())
+    assert main(["status", "--watch", "--json", "--server", site.url, "--insecure"]) == 130
+    first, second = (msgspec.json.decode(text, type=Overview) for text in written)
+    assert second.server.now == first.server.now + 60.0
+
+
+def test_a_server_is_remembered(ravnest, capsys):
+    ravnest("job", "list")
+    assert main(["status"]) == 0
+    assert "ada-laptop" in capsys.readouterr().out
+
+
+def test_without_a_server_the_error_says_how_to_name_one(capsys):
+    assert main(["status"]) == 1
+    assert "--server" in capsys.readouterr().err
+
+
+def test_an_unknown_token_is_refused_in_the_servers_words(site, capsys):
+    other = token("viewer")[:-4] + "AAAA"
+    assert main(["status", "--server", site.url, "--insecure", "--token", other]) == 1
+    assert "expired" in capsys.readouterr().err
+
+
+def test_jobs_are_listed(ravnest):
+    text = ravnest("job", "list")
+    assert "cifar10-resnet18" in text
+    found = msgspec.json.decode(ravnest("job", "list", "--json"), type=list[JobView])
+    assert found[0].name == "cifar10-resnet18"
+
+
+def test_a_job_is_shown_by_the_beginning_of_its_id(ravnest):
+    text = ravnest("job", "show", "job-r")
+    assert "job-resnet" in text
+    assert "Run 1 begins" in text
+    assert "lab-gpu-1" in text
+    found = msgspec.json.decode(ravnest("job", "show", "job-r", "--json"))
+    assert msgspec.convert(found["detail"], JobDetail).job.id == JOB
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        (["job", "show", "job-x"], "there is no job 'job-x'; the last ones are"),
+        (["job", "show", "job-"], "may be any of"),
+    ],
+)
+def test_an_id_that_means_no_single_job_is_an_error(ravnest, argv, message):
+    assert message in ravnest(*argv, code=1)
+
+
+@pytest.mark.parametrize(
+    ("word", "action"),
+    [(word, word) for word in ("start", "stop", "pause", "continue", "resume")],
+)
+def test_jobs_are_steered(ravnest, site, word, action):
+    text = ravnest("job", word, "job-r")
+    assert "job-resnet (cifar10-resnet18)" in text
+    assert site.hub.simulation.actions[-1] == (JOB, action)
+
+
+def test_deleting_asks_first(ravnest, site, monkeypatch):
+    monkeypatch.setattr(sys, "stdin", io.StringIO("n\n"))
+    ravnest("job", "delete", "job-r", code=130)
+    assert site.hub.simulation.actions == []
+    ravnest("job", "delete", "job-r", "--yes")
+    assert site.hub.simulation.actions == [(JOB, "delete")]
+
+
+def test_only_those_who_may_steer_a_job(ravnest):
+    assert "operator token" in ravnest("job", "stop", "job-r", code=1, role="viewer")
+
+
+def test_a_job_is_followed_to_its_end(ravnest, site):
+    text = ravnest("job", "follow", "job-d")
+    assert text.splitlines()[-1].endswith("loss 0.041; validation: accuracy 0.978, loss 0.09")
+
+
+def test_a_token_is_printed_alone(ravnest):
+    assert ravnest("token", "make", "provider", "--hours", "2") == token("provider") + "\n"
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(0.4, "0 s"), (59, "59 s"), (60, "1 min"), (3700, "1 h 1 min"), (200_000, "2 d 7 h")],
+)
+def test_durations_have_two_units(seconds, text):
+    assert screen.elapsed(seconds) == text
