@@ -207,7 +207,8 @@ def test_a_second_assignment_is_refused_while_there_is_one():
 def test_what_cannot_be_prepared_is_refused_and_cleaned_up():
     control = at("preparing")
     done = without_words(control.not_prepared("a1", "the disk is full"))
-    assert done == [Say(Refused(assignment="a1", reason="the disk is full")), CleanUp("a1")]
+    refused = Say(Refused(assignment="a1", reason="the disk is full"))
+    assert done == [CancelPreparing("a1"), refused, CleanUp("a1")]
     assert control.state == "idle"
     assert control.prepared("a1") == []
 
@@ -335,16 +336,30 @@ def test_a_pause_is_for_the_next_assignment():
     assert control.state == "idle"
 
 
-def test_at_the_end_of_its_hours_work_is_stopped_in_good_order():
+def test_at_the_end_of_its_hours_the_server_is_told_and_stops_the_run():
     control = at("training", caps=Caps(hours="22:00-07:00"))
-    done = without_words(control.set_resting(True))
-    assert done == [SteerWorker("a1", "stop")]
+    assert without_words(control.set_resting(True)) == []
+    (beat,) = said(control.beat())
+    assert (beat.state, beat.assignment) == ("resting", "a1")
+    assert SteerWorker("a1", "stop") in control.heard(Steer(assignment="a1", action="stop"))
     control.worker_ended("a1", end("stopped"))
+    assert control.state == "returning"
     control.heard(Settled(assignment="a1"))
     assert control.state == "resting"
     assert control.set_resting(True) == []
     control.set_resting(False)
     assert control.state == "idle"
+
+
+@pytest.mark.parametrize("is_away", [True, False])
+def test_hours_are_kept_also_without_the_server(is_away):
+    control = at("training", caps=Caps(hours="22:00-07:00"))
+    if is_away:
+        control.closed()
+        assert SteerWorker("a1", "stop") in control.set_resting(True)
+    else:
+        control.set_resting(True)
+        assert control.overdue() == [SteerWorker("a1", "stop")]
 
 
 def test_a_final_rejection_is_the_end_and_another_is_not():
@@ -369,7 +384,7 @@ def test_leaving_with_work_waits_for_the_server_to_stop_the_run():
 def test_leaving_with_work_does_not_wait_for_ever():
     control = at("training")
     control.leave()
-    assert control.leave_overdue() == [SteerWorker("a1", "stop")]
+    assert control.overdue() == [SteerWorker("a1", "stop")]
 
 
 def test_leaving_while_the_server_is_away_keeps_the_results_for_the_next_time():
@@ -387,9 +402,14 @@ def test_leaving_while_the_server_is_away_keeps_the_results_for_the_next_time():
 @pytest.mark.parametrize("phase", ["preparing", "ready"])
 def test_leaving_before_training_gives_the_assignment_back(phase):
     control = at(phase)
-    done = control.leave()
-    assert [type(each) for each in said(done)] == [Leaving, Ended]
-    assert Finish() in control.heard(Settled(assignment="a1"))
+    assert [type(each) for each in said(control.leave())] == [Leaving]
+    assert Finish() in control.heard(Steer(assignment="a1", action="drop"))
+    late = at(phase)
+    late.leave()
+    done = late.overdue()
+    assert [type(each) for each in said(done)] == [Refused, Leaving]
+    assert (CancelPreparing("a1") in done) == (phase == "preparing")
+    assert done[-1] == Finish()
 
 
 def test_asked_a_second_time_it_leaves_at_once():

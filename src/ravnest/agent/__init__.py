@@ -1,15 +1,17 @@
 """The provider's agent: what `ravnest join` runs, one process per machine.
 
+    joining.py     from a command line to an agent at work; settings.py: what the owner has said
     identity.py    who this machine is to a server: credential, key, certificate
     machine.py     what it is and what of it may be used; workload.py: how fast it computes
     links.py       speed and delay to the server; peers.py: to other providers, and for them
-    hours.py       when it may be used (pure)
-    control.py     what is heard, what happens ► what is to be done and said (pure)
+    measuring.py   all figures together; addresses.py: where others may reach this machine
+    control.py     what is heard, what the owner wants ► what is to be done and said (pure)
+    errands.py     the life of an assignment, as control.py sees it; standing.py: what is known
+    hours.py       when the machine may be used (pure); clockwork.py: what is done by the clock
     channel.py     the connection to the server that control.py speaks through
-    fetching.py    files of an assignment ► its folder, checked; folders.py: what lies where
-    worker.py      the process that trains: started, steered, listened to, ended
-    tunnel.py      neighbours that can be reached through the server only
-    agent.py       all of this together
+    errand.py      an assignment on this machine: folders.py, fetching.py, worker.py, sandbox.py
+    tunnel.py      neighbours that can be reached through the server only; pacing.py: not too fast
+    agent.py       carries out what control.py decides
 
 The agent itself never loads torch: what needs it runs in processes of its own. Knows nothing about
 models, plans or weights, and does nothing that its owner's caps do not allow.

@@ -62,7 +62,7 @@ class Control(Errands):
         self.connected = self.welcomed = False
         if was and not self.leaving:
             return [Tell("away", "the server does not answer; trying again until it does")]
-        return self._leave_alone() if self.leaving else []
+        return self.overdue() if self.leaving else []
 
     def heard(self, message: FromServer, *, offset_s: float = 0.0) -> Instructions:
         """`offset_s` counts with Welcome alone: what to add to our clock to have the server's."""
@@ -80,7 +80,7 @@ class Control(Errands):
             case Settled(assignment=name):
                 return self.settled(name)
             case Incoming(call=call, caller=caller, assignment=name):
-                wanted = self.assignment == name and self.state in ("ready", "training")
+                wanted = self.work_on(name, "ready", "training") is not None
                 return [AcceptCall(call, caller, name)] if wanted else []
             case SetPause(paused=paused):
                 return self.set_pause(paused)
@@ -131,10 +131,8 @@ class Control(Errands):
             return []
         self.resting = resting
         text = f"resting: outside {self.caps.hours}" if resting else "the hours have begun"
-        out: Instructions = [Tell("resting", text)]
-        if resting and self.work is not None and self.work.phase not in ("returning", "dropped"):
-            return out + self.stop(self.work, f"outside the provider's hours {self.caps.hours}")
-        return out + self.pulse()
+        out: Instructions = [Tell("resting", text), *self.pulse()]
+        return out if self.welcomed or not resting else out + self.overdue()
 
     def leave(self, *, now: bool = False, reason: str = "asked to") -> Instructions:
         """First in good order; with `now`, at once."""
@@ -151,19 +149,22 @@ class Control(Errands):
         if work is None:
             return [*said, Finish()]
         out = [Tell("leaving", "leaving after the present work; once more to leave at once"), *said]
+        return out if self.welcomed else out + self.overdue()
+
+    def overdue(self) -> Instructions:
+        """The server, once it knows, ends the whole run in good order. It does not know, or has
+        not done so: this provider ends its part alone."""
+        work = self.work
+        if work is None or not (self.leaving or self.resting):
+            return []
         if work.phase in ("preparing", "ready"):
-            return out + self.stop(work, "the provider is leaving")
-        return out + (self._leave_alone() if not self.welcomed else [])
+            why = "is leaving" if self.leaving else f"rests outside {self.caps.hours}"
+            return self.give_up(work, f"this provider {why}")
+        if work.phase == "training":
+            return [SteerWorker(work.assignment.id, "stop")]
+        return self._leave_results() if self.leaving and not self.welcomed else []
 
-    def leave_overdue(self) -> Instructions:
-        """The server was told and should have stopped the whole run by now; it has not."""
-        if self.leaving and self.work is not None and self.work.phase == "training":
-            return [SteerWorker(self.work.assignment.id, "stop")]
-        return []
-
-    def _leave_alone(self) -> Instructions:
-        """Without a server: what was learned stays here, and the next agent delivers it."""
-        if self.work is not None and self.work.phase == "returning":
-            kept = "results are kept here; the next `ravnest join` brings them to the server"
-            return [Tell("kept", kept), Finish()]
-        return self.leave_overdue()
+    def _leave_results(self) -> Instructions:
+        """Nobody is there to take them. They stay here, and the next agent delivers them."""
+        kept = "results are kept here; the next `ravnest join` brings them to the server"
+        return [Tell("kept", kept), Finish()]

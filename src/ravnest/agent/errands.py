@@ -93,10 +93,14 @@ class Errands(Standing):
         return out + (self._start(work) if work.has_begun else [])
 
     def not_prepared(self, name: str, reason: str) -> Instructions:
-        if self.work_on(name, "preparing") is None:
-            return []
-        self.work = None
-        return [*self._refuse(name, reason), CleanUp(name), *self.free()]
+        work = self.work_on(name, "preparing")
+        return [] if work is None else self.give_up(work, reason)
+
+    def give_up(self, work: Work, reason: str) -> Instructions:
+        """Before training, an assignment can be given back at no cost but time."""
+        name, self.work = work.assignment.id, None
+        cancel: Instructions = [CancelPreparing(name)] if work.phase == "preparing" else []
+        return [*cancel, *self._refuse(name, reason), CleanUp(name), *self.free()]
 
     # ---- training ----
 

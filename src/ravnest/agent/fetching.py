@@ -3,6 +3,7 @@
 import asyncio
 import re
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -18,6 +19,8 @@ from ravnest.errors import JobError
 _AT_ONCE = 3
 _SPARE_DISK = 256 << 20
 """Left free beside the files; what a worker saves is as large as its package."""
+_SERVER_AWAY_S = 600.0
+"""Since the fetching began; later, a server that does not answer ends it."""
 _RESULT = re.compile(r"trained\.json|trained-[0-9a-f]{16}\.safetensors")
 Share = Callable[[float], None]
 
@@ -44,6 +47,7 @@ async def fetch(
     if needed > free:
         raise JobError(f"not enough disk: {needed >> 20} MB are needed, {free >> 20} MB are free")
     cancelled, lock, done = threading.Event(), threading.Lock(), 0
+    deadline = time.monotonic() + _SERVER_AWAY_S
 
     def advance(size: int) -> None:
         nonlocal done
@@ -66,25 +70,31 @@ async def fetch(
             before, new = so_far, so_far - before
             advance(max(0, new))
 
-        download(
-            client,
-            f"/assignments/{assignment.id}/files/{file.sha256}",
-            target,
-            sha256=file.sha256,
-            size=file.size,
-            progress=progress,
-        )
+        path, failures = f"/assignments/{assignment.id}/files/{file.sha256}", 0
+        while True:
+            try:
+                download(
+                    client, path, target, sha256=file.sha256, size=file.size, progress=progress
+                )
+                return
+            except BrokenOffError:
+                # The server may be starting anew.
+                if time.monotonic() > deadline or cancelled.wait(delay_s(failures)):
+                    raise
+                failures += 1
 
     await _few_at_a_time([lambda pair=pair: one(*pair) for pair in targets], cancelled)  # type: ignore[misc]
 
 
 async def _few_at_a_time(acts: list[Callable[[], None]], cancelled: threading.Event) -> None:
     gate = asyncio.Semaphore(_AT_ONCE)
+    threads: list[asyncio.Task[None]] = []
 
     async def gated(act: Callable[[], None]) -> None:
         async with gate:
             if not cancelled.is_set():
-                await asyncio.to_thread(act)
+                threads.append(asyncio.create_task(asyncio.to_thread(act)))
+                await asyncio.shield(threads[-1])
 
     tasks = [asyncio.create_task(gated(act)) for act in acts]
     try:
@@ -92,7 +102,7 @@ async def _few_at_a_time(acts: list[Callable[[], None]], cancelled: threading.Ev
     finally:
         # Threads cannot be ended from outside: they are told, and waited for.
         cancelled.set()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await asyncio.gather(*tasks, *threads, return_exceptions=True)
 
 
 async def bring_back(

@@ -130,6 +130,12 @@ def fits(identity: Identity, token: Token) -> bool:
     return fingerprint_of_pem(identity.authority) == token.fingerprint
 
 
+def forget(identity: Identity) -> None:
+    """The server does not know it any more."""
+    (identity.folder / "identity.json").unlink(missing_ok=True)
+    (identity.folder / "credential").unlink(missing_ok=True)
+
+
 @contextlib.contextmanager
 def only_agent(home: Path, address: ServerAddress) -> Iterator[None]:
     """Nobody else uses this identity meanwhile."""

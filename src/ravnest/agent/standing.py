@@ -60,7 +60,11 @@ class Standing:
     @property
     def state(self) -> AgentState:
         if self.work is not None:
-            return "returning" if self.work.phase == "dropped" else self.work.phase
+            phase = self.work.phase
+            if phase == "returning" or phase == "dropped":
+                return "returning"
+            # With an assignment, the server takes it as the wish to stop in good order.
+            return "resting" if self.resting else phase
         if self.paused:
             return "paused"
         return "resting" if self.resting else "idle"

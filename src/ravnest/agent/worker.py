@@ -40,6 +40,7 @@ class End(msgspec.Struct, frozen=True, tag="end", tag_field="type"):
     end: WorkEnd
 
 
+Steering = Literal["stop", "pause", "resume"]
 Line = Started | Report | End
 _decoder: msgspec.json.Decoder[Line] = msgspec.json.Decoder(Line)
 
@@ -56,17 +57,24 @@ class Worker:
         command: Sequence[str] | None = None,
         on_report: Callable[[WorkReport], None],
         epochs_done: int = 0,
+        paused: bool = False,
     ) -> None:
         self._folder = folder
         self._environment = environment
         self._nice = nice
-        self._command = list(command or [sys.executable, "-m", MODULE, str(folder.path)])
+        self._command = list(command or self.command_for(folder))
         self._on_report = on_report
         self._epochs_done = epochs_done
+        self._unsaid: list[Steering] = ["pause"] if paused else []
+        """Said before there was anybody to hear it."""
         self._process: asyncio.subprocess.Process | None = None
         self._end: WorkEnd | None = None
         self._killed_for: str | None = None
         self._overdue: asyncio.TimerHandle | None = None
+
+    @staticmethod
+    def command_for(folder: AssignmentFolder) -> list[str]:
+        return [sys.executable, "-m", MODULE, str(folder.path.resolve())]
 
     @property
     def pid(self) -> int | None:
@@ -90,6 +98,9 @@ class Worker:
                 return self._failed(f"the worker cannot be started: {error}")
         if self._killed_for is not None:
             self.kill(self._killed_for)
+        unsaid, self._unsaid = self._unsaid, []
+        for action in unsaid:
+            self.steer(action)
         if self._nice:
             with contextlib.suppress(psutil.Error, OSError):
                 psutil.Process(self._process.pid).nice(self._nice)
@@ -146,9 +157,12 @@ class Worker:
 
     # ---- meanwhile ----
 
-    def steer(self, action: Literal["stop", "pause", "resume"]) -> None:
+    def steer(self, action: Steering) -> None:
         process = self._process
-        if process is None or process.stdin is None or process.stdin.is_closing():
+        if process is None:
+            self._unsaid.append(action)
+            return
+        if process.stdin is None or process.stdin.is_closing():
             return
         process.stdin.write(msgspec.json.encode({"action": action}) + b"\n")
         if action == "stop" and self._overdue is None:

@@ -1,0 +1,65 @@
+"""What an agent does by the clock: heartbeats, hours, and not waiting for the server for ever."""
+
+import asyncio
+import datetime
+from collections.abc import Callable
+
+from ravnest.agent.hours import is_open, seconds_to_change
+
+_SERVER_ACTS_S = 20.0
+"""How long the server may take to end a run that this provider wants to leave."""
+_SHORTEST_BEAT_S = 0.05
+_CLOCKS_JUMP_S = 3600.0
+"""Hours are looked at again this often in any case."""
+
+
+class Clockwork:
+    """Timers of the running event loop; `beat`, `overdue` and `rest` are what they call."""
+
+    def __init__(
+        self,
+        on_beat: Callable[[], None],
+        on_overdue: Callable[[], None],
+        on_rest: Callable[[bool], None],
+    ) -> None:
+        self._on_beat, self._on_overdue, self._on_rest = on_beat, on_overdue, on_rest
+        self._heartbeat_s = 5.0
+        self._next_beat: asyncio.TimerHandle | None = None
+        self._next_look: asyncio.TimerHandle | None = None
+        self._overdue: asyncio.TimerHandle | None = None
+
+    def keep(self, heartbeat_s: float) -> None:
+        self._heartbeat_s = max(_SHORTEST_BEAT_S, heartbeat_s)
+        self.beat()
+
+    def beat(self) -> None:
+        """Now, and then regularly. Goes on while the server is away: the worker is watched."""
+        if self._next_beat is not None:
+            self._next_beat.cancel()
+        loop = asyncio.get_running_loop()
+        self._next_beat = loop.call_later(self._heartbeat_s, self.beat)
+        self._on_beat()
+
+    def watch(self, hours: str | None) -> None:
+        """Tells now and at every change whether it is time to rest."""
+        now = datetime.datetime.now()
+        resting, change = not is_open(hours, now), seconds_to_change(hours, now)
+        self._on_rest(resting)
+        if resting:
+            self.give_server_time()
+        if change is not None:
+            # A little later, so that the clock has certainly passed it.
+            wait = min(change + 0.5, _CLOCKS_JUMP_S)
+            self._next_look = asyncio.get_running_loop().call_later(wait, self.watch, hours)
+
+    def give_server_time(self) -> None:
+        """To do what follows from a wish of the owner; then it is done without the server."""
+        if self._overdue is not None:
+            self._overdue.cancel()
+        loop = asyncio.get_running_loop()
+        self._overdue = loop.call_later(_SERVER_ACTS_S, self._on_overdue)
+
+    def stop(self) -> None:
+        for timer in (self._next_beat, self._next_look, self._overdue):
+            if timer is not None:
+                timer.cancel()

@@ -1,0 +1,192 @@
+"""One assignment on this machine: its folder, its paths, its worker, its results.
+
+Does what it is told, one step after another; what comes next is decided in `errands.py`.
+"""
+
+import asyncio
+import socket
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import msgspec
+
+from ravnest.agent.addresses import join_host_port
+from ravnest.agent.fetching import bring_back, fetch
+from ravnest.agent.folders import AssignmentFolder
+from ravnest.agent.identity import Identity
+from ravnest.agent.machine import threads_of, worker_environment
+from ravnest.agent.pacing import Bucket
+from ravnest.agent.peers import PeerListener, find
+from ravnest.agent.sandbox import sandboxed
+from ravnest.agent.settings import AgentSettings
+from ravnest.agent.tunnel import Tunnels
+from ravnest.agent.worker import Worker
+from ravnest.api.limits import FileRef
+from ravnest.api.work import Assignment, WorkEnd, WorkOrder, WorkReport
+from ravnest.client.answers import AnswerError
+from ravnest.client.http import HttpClient
+
+_PROBES_AT_ONCE = 8
+_TELL_EVERY = 0.2
+
+
+@dataclass
+class Surroundings:
+    """What all assignments of an agent share."""
+
+    settings: AgentSettings
+    identity: Identity
+    client: HttpClient
+    device: str
+    listener: PeerListener | None
+    up: Bucket | None = None
+    down: Bucket | None = None
+    report_s: float = 1.0
+    clock_offset_s: float = 0.0
+    worker_command: Callable[[AssignmentFolder], list[str]] | None = None
+    """For tests: another program than `ravnest.worker`."""
+
+
+class Errand:
+    def __init__(
+        self, assignment: Assignment, folder: AssignmentFolder, around: Surroundings
+    ) -> None:
+        self.assignment = assignment
+        self.folder = folder
+        self._around = around
+        self._tunnels = Tunnels(around.client, assignment.id, up=around.up, down=around.down)
+        self._direct: dict[str, str] = {}
+        self._relayed: dict[str, str] = {}
+        self._listen: tuple[str, int] | None = None
+        self.worker: Worker | None = None
+
+    # ---- before ----
+
+    async def prepare(self, on_share: Callable[[float], None]) -> tuple[int, ...]:
+        """Everything but the start; returns the neighbours that only the server reaches."""
+        around, loop = self._around, asyncio.get_running_loop()
+        self.folder.begin(self.assignment, around.identity)
+        told = 0.0
+
+        def share(value: float) -> None:
+            """Called by threads."""
+            nonlocal told
+            if value >= told + _TELL_EVERY:
+                told = value
+                loop.call_soon_threadsafe(on_share, value)
+
+        await fetch(around.client, self.assignment, self.folder, on_share=share, bucket=around.down)
+        self.folder.place_document(self.assignment)
+        relayed = await self._find_neighbours()
+        tunnels = await self._tunnels.open(relayed)
+        names = {each.provider: each.plan_address for each in self.assignment.neighbours}
+        self._relayed = {names[provider]: local for provider, local in tunnels.items()}
+        return tuple(relayed)
+
+    async def _find_neighbours(self) -> list[int]:
+        gate = asyncio.Semaphore(_PROBES_AT_ONCE)
+        identity = self._around.identity
+
+        async def one(provider: int, plan_address: str, addresses: tuple[str, ...]) -> int | None:
+            async with gate:
+                found = await find(identity, provider, addresses, measure=False)
+            if found is None:
+                return provider
+            self._direct[plan_address] = found.address
+            return None
+
+        tried = await asyncio.gather(
+            *(
+                one(each.provider, each.plan_address, each.addresses)
+                for each in self.assignment.neighbours
+            )
+        )
+        return [provider for provider in tried if provider is not None]
+
+    # ---- the worker ----
+
+    def start(self, on_report: Callable[[WorkReport], None], *, paused: bool) -> Worker:
+        """The worker can be steered and ended from now on; `work` makes it run."""
+        caps = self._around.settings.caps
+        self.worker = Worker(
+            self.folder,
+            environment=worker_environment(threads_of(caps)),
+            nice=self._around.settings.nice,
+            command=self._command(),
+            on_report=on_report,
+            epochs_done=self.assignment.epochs_done,
+            paused=paused,
+        )
+        return self.worker
+
+    async def work(self, worker: Worker) -> WorkEnd:
+        around, assignment = self._around, self.assignment
+        if around.listener is not None:
+            # The port is the worker's as long as it runs.
+            await around.listener.close()
+            self._listen = (around.listener.host, around.listener.port)
+        else:
+            self._listen = ("127.0.0.1", _free_port())
+        self.folder.give_order(
+            WorkOrder(
+                assignment=assignment,
+                listen=join_host_port(*self._listen),
+                routes={**self._direct, **self._relayed},
+                device=around.device,
+                threads=threads_of(around.settings.caps),
+                bandwidth_mbps=around.settings.caps.bandwidth_mbps,
+                report_s=around.report_s,
+                clock_offset_s=around.clock_offset_s,
+            )
+        )
+        try:
+            end = await worker.run()
+        finally:
+            self.worker = None
+            await self._tunnels.close()
+            if around.listener is not None:
+                await around.listener.open()
+        end = self._checked(end)
+        self.folder.record_end(end)
+        return end
+
+    def _command(self) -> list[str] | None:
+        if self._around.worker_command is not None:
+            return self._around.worker_command(self.folder)
+        if self.assignment.script is None or self._around.settings.caps.scripts != "sandboxed":
+            return None
+        return sandboxed(Worker.command_for(self.folder), self.folder.path.resolve())
+
+    def _checked(self, end: WorkEnd) -> WorkEnd:
+        if end.saved and not (self.folder.package / "trained.json").is_file():
+            return msgspec.structs.replace(
+                end, outcome="failed", saved=False, reason="the worker has saved nothing"
+            )
+        return end
+
+    def accept(self, call: str) -> None:
+        """A neighbour calls through the server."""
+        if self._listen is not None:
+            host, port = self._listen
+            local = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
+            self._tunnels.accept(call, local, port)
+
+    async def bring_back(self, end: WorkEnd) -> tuple[WorkEnd, tuple[FileRef, ...]]:
+        """Results to the server, however long it is away. What it does not take is lost."""
+        try:
+            around = self._around
+            results = await bring_back(
+                around.client, self.assignment.id, self.folder, bucket=around.up
+            )
+            return end, results
+        except AnswerError as error:
+            reason = f"the server does not take the results: {error}"[:4000]
+            return msgspec.structs.replace(end, outcome="failed", saved=False, reason=reason), ()
+
+    async def close(self) -> None:
+        await self._tunnels.close()
+
+
+def _free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as found:
+        return int(found.getsockname()[1])

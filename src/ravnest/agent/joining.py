@@ -1,0 +1,174 @@
+"""From a command line to a provider at work: measure, enrol if need be, listen, run."""
+
+import asyncio
+import contextlib
+import signal
+import sys
+from collections.abc import Callable, Iterator
+
+from ravnest.agent.addresses import advertised, split_host_port
+from ravnest.agent.agent import Agent, Show
+from ravnest.agent.channel import Pauses
+from ravnest.agent.errand import Surroundings
+from ravnest.agent.folders import AssignmentFolder
+from ravnest.agent.identity import Identity, enrol, fits, forget, load_identity, only_agent
+from ravnest.agent.machine import (
+    facts_of,
+    free_disk,
+    measure_speed,
+    memory_for_training,
+    threads_of,
+)
+from ravnest.agent.measuring import Measuring
+from ravnest.agent.pacing import bucket_of
+from ravnest.agent.peers import PeerListener
+from ravnest.agent.settings import AgentSettings
+from ravnest.agent.workload import Speed
+from ravnest.api.tokens import Token
+from ravnest.errors import ServerError, TokenError
+
+WorkerCommand = Callable[[AssignmentFolder], list[str]]
+
+
+async def join(
+    settings: AgentSettings,
+    token: Token | None,
+    show: Show,
+    *,
+    speed: Speed | None = None,
+    worker_command: WorkerCommand | None = None,
+    pauses: Pauses | None = None,
+    on_agent: Callable[[Agent], None] = lambda _: None,
+) -> int | None:
+    """Until the agent ends; returns the number of the signal that made it end at once, if any.
+
+    `speed`, `worker_command` and `pauses` replace, in tests, what takes long.
+    """
+    settings.home.mkdir(parents=True, exist_ok=True, mode=0o700)
+    with only_agent(settings.home, settings.address):
+        if speed is None:
+            speed = await _measured(settings, show)
+        while True:
+            identity, is_new = _identity(settings, token, speed, show)
+            agent, struck = await _run(
+                settings, identity, speed, show, worker_command, pauses, on_agent
+            )
+            if agent.is_rejected:
+                # The credential is of no use any more; the next time a token is asked for.
+                forget(identity)
+            if agent.is_rejected and token is not None and not is_new:
+                show("rejected", f"{agent.problem}; joining anew with the token")
+                continue
+            if agent.problem is not None:
+                raise ServerError(agent.problem)
+            return struck
+
+
+async def _measured(settings: AgentSettings, show: Show) -> Speed:
+    show("measuring", "measuring this machine …")
+    threads = threads_of(settings.caps)
+    speed = await measure_speed(settings.device, threads)
+    name = f" ({speed.device_name})" if speed.device_name else ""
+    show(
+        "measured",
+        f"{speed.device}{name}: {speed.gflops:.0f} GFLOP/s with {threads} threads, "
+        f"{memory_for_training(settings.caps, speed) / 1e9:.1f} GB for training, "
+        f"{free_disk(settings.home) / 1e9:.0f} GB of disk",
+    )
+    return speed
+
+
+def _identity(
+    settings: AgentSettings, token: Token | None, speed: Speed, show: Show
+) -> tuple[Identity, bool]:
+    """The stored one, if it is of this server; else a new one for the token."""
+    identity = load_identity(settings.home, settings.address)
+    if identity is not None and (token is None or fits(identity, token)):
+        return identity, False
+    if token is None:
+        raise TokenError(
+            f"this machine has not joined {settings.address} yet: add --token with the token that "
+            "`ravnest server` printed there"
+        )
+    identity = enrol(
+        settings.home,
+        settings.address,
+        token,
+        name=settings.name,
+        facts=facts_of(speed),
+        caps=settings.caps,
+    )
+    show("enrolled", f"enrolled at {settings.address} as provider-{identity.provider}")
+    return identity, True
+
+
+async def _run(
+    settings: AgentSettings,
+    identity: Identity,
+    speed: Speed,
+    show: Show,
+    worker_command: WorkerCommand | None,
+    pauses: Pauses | None,
+    on_agent: Callable[[Agent], None],
+) -> tuple[Agent, int | None]:
+    listener, addresses = await _listen(settings, identity)
+    if addresses:
+        show("listening", f"other providers may reach this one at {', '.join(addresses)}")
+    caps = settings.caps
+    with identity.client(settings.address) as client:
+        around = Surroundings(
+            settings,
+            identity,
+            client,
+            speed.device,
+            listener,
+            up=bucket_of(caps.bandwidth_mbps),
+            down=bucket_of(caps.bandwidth_mbps),
+            worker_command=worker_command,
+        )
+        agent = Agent(around, facts_of(speed), Measuring(speed, caps, addresses), show, pauses)
+        on_agent(agent)
+        with _signals(agent) as struck:
+            await agent.run()
+    return agent, struck[1] if len(struck) > 1 else None
+
+
+async def _listen(
+    settings: AgentSettings, identity: Identity
+) -> tuple[PeerListener | None, tuple[str, ...]]:
+    if settings.listen is None:
+        return None, ()
+    host, port = split_host_port(settings.listen, "--listen")
+    # The same as last time, if it is free: others know it there.
+    listener = PeerListener(identity, host, port or identity.port or 0)
+    try:
+        await listener.open()
+    except OSError as error:
+        if port:
+            raise ServerError(f"--listen {settings.listen}: {error.strerror or error}") from error
+        listener = PeerListener(identity, host, 0)
+        await listener.open()
+    identity.remember_port(listener.port)
+    found = settings.advertise or advertised(settings.address, host, listener.port)
+    return listener, found
+
+
+@contextlib.contextmanager
+def _signals(agent: Agent) -> Iterator[list[int]]:
+    """The first one: in good order. The second one: at once. Yields those that came."""
+    struck: list[int] = []
+
+    def strike(number: int) -> None:
+        struck.append(number)
+        agent.leave(now=len(struck) > 1)
+
+    loop, numbers = asyncio.get_running_loop(), [signal.SIGINT, signal.SIGTERM]
+    if sys.platform != "win32":
+        numbers.append(signal.SIGHUP)
+    with contextlib.ExitStack() as stack:
+        for number in numbers:
+            # Not on Windows, and not outside the main thread.
+            with contextlib.suppress(NotImplementedError, RuntimeError, ValueError):
+                loop.add_signal_handler(number, strike, int(number))
+                stack.callback(loop.remove_signal_handler, number)
+        yield struck
