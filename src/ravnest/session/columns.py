@@ -125,7 +125,9 @@ def item(given: Any, argument: str = "_") -> InputSpec:
 def _said_inputs(given: Any) -> list[InputSpec]:
     if isinstance(given, Mapping) and "field" not in given:
         return [item(one, argument) for argument, one in given.items()]
-    is_one = isinstance(given, str | InputSpec | Mapping)
+    is_one = isinstance(given, str | InputSpec | Mapping) or (
+        isinstance(given, tuple) and len(given) == 2 and isinstance(given[1], list)
+    )
     return [item(given)] if is_one else [item(one) for one in given]
 
 

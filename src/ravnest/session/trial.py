@@ -54,8 +54,14 @@ def try_recipe(
     pipeline.train()
     criterion = build_criterion(recipe)
     kwargs = {name: batch[name] for name in arguments}
+
+    def judged(outputs: Any) -> torch.Tensor:
+        _check_classes(recipe, data, part, outputs)
+        found: torch.Tensor = criterion(outputs, batch)
+        return found
+
     try:
-        loss, outputs = pipeline.step(((), kwargs), lambda found: criterion(found, batch))
+        loss, outputs = pipeline.step(((), kwargs), judged)
         for name, metric in build_metrics(recipe).items():
             with torch.no_grad():
                 _tried(f"the metric {name!r}", metric, outputs, batch)
@@ -70,7 +76,6 @@ def try_recipe(
             f"the loss of the first {rows} rows is {float(loss)}: are there numbers in the data "
             "that are none, or far too large ones?"
         )
-    _check_classes(recipe, data, part, outputs)
     logger.info("tried %d rows: the loss is %.4g", rows, float(loss))
 
 
@@ -98,6 +103,16 @@ def _check_rows(graph: StageGraph, data: DataSpec, training: TrainingSpec) -> No
         )
     if data.rows < training.batch_size and fixed is not None:
         raise JobError(f"there are {data.rows} rows, and a batch has {fixed}")
+    least, rest = graph.train.least_rows, data.rows % training.batch_size
+    if fixed is not None and rest:
+        least = fixed
+    if 0 < rest < least:
+        logger.warning(
+            "the last batch of an epoch would have %d of the %d rows that this model needs at "
+            "least; leave some rows out, or choose another batch_size",
+            rest,
+            least,
+        )
 
 
 def _check_classes(recipe: Recipe, data: DataSpec, part: PartReader, outputs: Any) -> None:
