@@ -72,6 +72,9 @@ class Assignment(Strict, frozen=True, kw_only=True):
     """node.json (the node document), package/…, data/train/…, data/validation/…, script.py."""
     neighbours: Annotated[tuple[Neighbour, ...], Meta(max_length=100_000)] = ()
     train: DataPart | None = None
+    train_rows: Count = 0
+    """Of its cluster, in an epoch; on every provider: a Stem, which gets no data, has to know how
+    many updates an epoch has if the learning rate changes with every update. 0: those in `train`."""
     validation: DataPart | None = None
     """Only cluster 0 validates."""
     validates: bool = False
