@@ -135,6 +135,8 @@ def _why_unchecked(studied: Study, self_check: bool | None) -> str:
     """Why the finished stages will not be compared with the model, "" if they will."""
     if not studied.has_weights:
         return "its weights are not in memory"
+    if any(leaf.is_meta for leaf in studied.call.leaves):  # it was handed over without them
+        return "its example batch has no values"
     if self_check is None and studied.parameter_bytes > _SELF_CHECK_LIMIT:
         return (
             f"it is larger than {size(_SELF_CHECK_LIMIT)} (self_check=True compares all the same)"
