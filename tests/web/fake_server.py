@@ -56,7 +56,8 @@ class Hub:
     broken: bool = False
     """Answers nothing but static files, as if the server were restarting."""
     streams: set[asyncio.Queue[bytes | None]] = field(default_factory=set)
-    requests: list[str] = field(default_factory=list)
+    refused: set[str] = field(default_factory=set)
+    """Actions that nobody may do."""
 
     def advance(self, seconds: float) -> None:
         changes = self.simulation.advance(seconds)
@@ -70,6 +71,9 @@ class Hub:
         self.broken = True
         for queue in self.streams:
             queue.put_nowait(None)
+
+    def come_back(self) -> None:
+        self.broken = False
 
     def _tell(self, frame: bytes) -> None:
         for queue in self.streams:
@@ -103,7 +107,6 @@ def make_app(hub: Hub) -> Starlette:
 
     def viewing(handler: Callable[[Request], Response]) -> Callable[[Request], Any]:
         async def guarded(request: Request) -> Response:
-            hub.requests.append(f"{request.method} {request.url.path}")
             if hub.broken:
                 return problem(503, "starting", "the server is starting")
             known = "authorization" in request.headers
@@ -131,6 +134,8 @@ def make_app(hub: Hub) -> Starlette:
 
     def job_action(request: Request, body: bytes) -> Response:
         action = msgspec.json.decode(body, type=JobAction).action
+        if action in hub.refused:
+            return problem(403, "forbidden", "this needs an operator token")
         view = simulation.act_on_job(request.path_params["job"], action)
         hub.push_changes()
         return answer(view)
@@ -175,9 +180,7 @@ def make_app(hub: Hub) -> Starlette:
         Route(f"{job}/timeline", viewing(timeline)),
         Route(f"{job}/events", viewing(job_events)),
         Route(f"{job}/result", viewing(result)),
-        Route(
-            f"{job}/action", steering(job_action, {"operator", "requester"}), methods=["POST"]
-        ),
+        Route(f"{job}/action", steering(job_action, {"operator", "requester"}), methods=["POST"]),
         Route(
             "/api/v1/providers/{provider}/action",
             steering(provider_action, {"operator"}),
@@ -185,7 +188,7 @@ def make_app(hub: Hub) -> Starlette:
         ),
         Route("/api/v1/tokens", steering(make_token, {"operator"}), methods=["POST"]),
     ]
-    return Starlette(routes=routes, middleware=[])
+    return Starlette(routes=routes)
 
 
 class WithPolicy:

@@ -1,7 +1,7 @@
 """A pool of machines and a run with two clusters, made up: what a server would show of them.
 
-All of it is `ravnest.api.views`, computed from a seed and a clock that only `advance` moves. Nothing
-here knows of HTTP or browsers; `fake_server.py` serves it.
+All of it is `ravnest.api.views`, computed from a seed and a clock that only `advance` moves.
+Nothing here knows of HTTP or browsers; `fake_server.py` serves it.
 """
 
 import random
@@ -211,7 +211,9 @@ class Simulation:
     ) -> None:
         number = len(self.events) + 1
         self.events.append(
-            EventView(number=number, at=self.now, level=level, text=text, job=job, provider=provider)
+            EventView(
+                number=number, at=self.now, level=level, text=text, job=job, provider=provider
+            )
         )
 
     def rename(self, number: int, name: str) -> None:
@@ -359,9 +361,7 @@ class Simulation:
         step = last + int(elapsed / 0.265)
         rate = 446 + self.random.uniform(-18, 18)
         loss = self.curves["train/loss@0"].points[-1][3]
-        self._set_job(
-            replace(job, step=step, epoch=step / 390, samples_per_second=rate, loss=loss)
-        )
+        self._set_job(replace(job, step=step, epoch=step / 390, samples_per_second=rate, loss=loss))
         return fresh
 
     def _average(self) -> None:
@@ -431,9 +431,7 @@ class Simulation:
                 path=path,
                 forward_bytes_per_s=forward,
                 backward_bytes_per_s=backward,
-                measured_mbps=min(
-                    self.providers[source].up_mbps, self.providers[target].down_mbps
-                ),
+                measured_mbps=min(self.providers[source].up_mbps, self.providers[target].down_mbps),
             )
 
         averaging = bool(self.rounds) and self.now - self.rounds[-1].ended < 1.5

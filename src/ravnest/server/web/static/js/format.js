@@ -17,6 +17,12 @@ export function digits(value) {
   return value.toExponential(1);
 }
 
+/**
+ * The same without digits that say nothing: 42, not 42.0.
+ * @param {number} value
+ */
+export const short = (value) => (Math.abs(value) >= 100 ? whole(value) : String(+value.toPrecision(3)));
+
 /** @param {number} value */
 export const whole = (value) => Math.round(value).toLocaleString("en-GB");
 
@@ -54,7 +60,7 @@ export const gflopsParts = (value) => {
 export const gflops = (value) => joined(gflopsParts(value));
 /** @param {number} value */
 export const mbps = (value) =>
-  value >= 999.5 ? `${(value / 1000).toFixed(1)}${THIN}Gbit/s` : `${digits(value)}${THIN}Mbit/s`;
+  value >= 999.5 ? `${(value / 1000).toFixed(1)}${THIN}Gbit/s` : `${short(value)}${THIN}Mbit/s`;
 
 /** @param {number} share of one */
 export const percent = (share) => `${Math.round(share * 100)}${THIN}%`;
@@ -80,7 +86,9 @@ export function duration(seconds) {
 export function ago(at, now) {
   const seconds = now - at;
   if (seconds < 5) return "just now";
-  return `${duration(seconds)} ago`;
+  if (seconds < 5400) return `${duration(seconds)} ago`;
+  const hours = Math.round(seconds / 3600);
+  return hours < 48 ? `${hours}${THIN}h ago` : `${Math.round(hours / 24)}${THIN}days ago`;
 }
 
 /** @param {number} at seconds since 1970 */
@@ -109,5 +117,5 @@ export function metric(name, value) {
   if (/accuracy|precision|recall|f1/i.test(name) && value >= 0 && value <= 1) {
     return `${(value * 100).toFixed(1)}${THIN}%`;
   }
-  return Math.abs(value) < 100 && Math.abs(value) >= 0.001 ? value.toPrecision(4) : digits(value);
+  return Math.abs(value) < 100 && Math.abs(value) >= 0.001 ? value.toPrecision(3) : digits(value);
 }

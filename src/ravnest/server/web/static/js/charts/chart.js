@@ -125,13 +125,19 @@ export class Chart {
 function dataOf(curves, view) {
   const smooth = view.memory > 0;
   const uPlot = /** @type {any} */ (window).uPlot;
-  const tables = curves.map(([, points]) => {
+  const tables = curves.map(([key, points]) => {
     const [xs, raw] = onAxis(points, view.axis);
     const ys = view.log ? raw.map((y) => (y !== null && y > 0 ? y : null)) : raw;
-    return smooth ? [xs, ys, smoothed(ys, view.memory)] : [xs, ys];
+    return smooth ? [xs, ys, isSmoothed(key) ? smoothed(ys, view.memory) : ys] : [xs, ys];
   });
   return { data: uPlot.join(tables), smooth };
 }
+
+/**
+ * Validations are few, and each is a mean already.
+ * @param {string} key
+ */
+const isSmoothed = (key) => partsOf(key).phase !== "eval";
 
 /**
  * Clusters have their colours in all charts; a validation has the colour after the last cluster.

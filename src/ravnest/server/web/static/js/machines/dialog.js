@@ -1,7 +1,7 @@
 /** Everything about one machine, and what an operator may do with it. */
 
 import { h } from "../dom.js";
-import { bytes, digits, gflops, mbps, percent, whole } from "../format.js";
+import { bytes, gflops, mbps, percent, short, whole } from "../format.js";
 import { badge } from "../ui/badge.js";
 import { timeElement } from "../ui/clock.js";
 import { confirmDialog, openDialog } from "../ui/dialog.js";
@@ -43,7 +43,7 @@ function factsOf(context, view) {
     ["Memory", `${bytes(view.memory_bytes)} offered, ${bytes(view.worker_memory_bytes)} used by training, ${bytes(view.memory_free_bytes)} free`],
     ["Processor", `${percent(view.cpu)} busy`],
     ["Compute", measured ? gflops(view.gflops) : "being measured"],
-    ["To the server", measured ? `${mbps(view.up_mbps)} up, ${mbps(view.down_mbps)} down, ${digits(view.latency_ms)} ms` : "being measured"],
+    ["To the server", measured ? `${mbps(view.up_mbps)} up, ${mbps(view.down_mbps)} down, ${short(view.latency_ms)} ms` : "being measured"],
     ["Reachable", view.reachable ? "directly" : "through the server's relay"],
     ["Scripts", { never: "never runs foreign code", sandboxed: "only in a sandbox", always: "allowed" }[view.scripts] ?? view.scripts],
     ["Hours", view.hours ?? "any time"],

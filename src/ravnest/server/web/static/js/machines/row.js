@@ -1,7 +1,7 @@
 /** One machine in the table. Built once, changed in place. */
 
 import { h, setText } from "../dom.js";
-import { bytes, digits, gflops, whole } from "../format.js";
+import { bytes, gflops, short, whole } from "../format.js";
 import { badge, setBadge } from "../ui/badge.js";
 import { setTime, timeElement } from "../ui/clock.js";
 import { bar, jobLink } from "../ui/parts.js";
@@ -58,8 +58,8 @@ export function machineRow(first, onOpen, jobName) {
       memory.set(share, share > 0.95 ? "bad" : share > 0.85 ? "wait" : undefined);
       setText(memoryText, `${view.worker_memory_bytes ? `${bytes(view.worker_memory_bytes)} of ` : ""}${bytes(view.memory_bytes)}`);
       setText(speed, view.measured ? gflops(view.gflops) : "measuring…");
-      setText(network, view.measured ? `${digits(view.up_mbps)} / ${digits(view.down_mbps)} Mbit/s` : "–");
-      setText(delay, view.measured ? `${digits(view.latency_ms)} ms` : "–");
+      setText(network, view.measured ? `${short(view.up_mbps)} / ${short(view.down_mbps)} Mbit/s` : "–");
+      setText(delay, view.measured ? `${short(view.latency_ms)} ms` : "–");
       setText(path, view.reachable ? "direct" : "relay only");
       path.title = view.reachable ? "Others have reached it directly" : "Not reached directly yet: others talk to it through the server";
       showWork(work, view, jobName);

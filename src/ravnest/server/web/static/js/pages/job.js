@@ -61,14 +61,18 @@ export function jobPage(context, id) {
   }
 
   async function fetchCurves() {
-    early = [];
+    // A new connection may ask again before the first answer is there: the last one counts.
+    const mine = (early = [...(early ?? [])]);
+    let points = null;
     try {
-      const series = await http.get(`${jobPath(id)}/series`, closing.signal);
-      curves.replace(series.points, early);
+      points = (await http.get(`${jobPath(id)}/series`, closing.signal)).points;
     } catch {
-      if (!closing.signal.aborted) curves.add(early);
+      // Live points are shown in any case; the next connection asks again.
     }
+    if (early !== mine || closing.signal.aborted) return;
     early = null;
+    if (points) curves.replace(points, mine);
+    else curves.add(mine);
   }
 
   async function fetchEvents() {

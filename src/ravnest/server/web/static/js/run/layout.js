@@ -28,7 +28,7 @@
  */
 
 const WIDE = { width: 184, height: 102, link: [104, 190], lane: 62, head: 26, side: 10 };
-const NARROW = { width: 134, height: 102, link: [62, 62], lane: 34, head: 40, side: 8 };
+const NARROW = { width: 140, height: 102, link: [62, 62], lane: 26, head: 42, side: 6 };
 const LOOP = 34;
 
 /**

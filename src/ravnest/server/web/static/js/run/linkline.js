@@ -16,7 +16,7 @@ export const paceOf = (speed) => (speed < QUIET ? 0 : Math.max(1, Math.min(4, Ma
  * @param {boolean} down
  */
 export function linkLine(edge, down) {
-  return edge.kind === "pipeline" ? pipelineLine(edge, down) : ringLine(edge);
+  return edge.kind === "pipeline" ? pipelineLine(edge, down) : ringLine(edge, down);
 }
 
 /** @param {import("./layout.js").Edge} edge @param {boolean} down */
@@ -53,8 +53,8 @@ function pipelineLine(edge, down) {
   };
 }
 
-/** @param {import("./layout.js").Edge} edge */
-function ringLine(edge) {
+/** @param {import("./layout.js").Edge} edge @param {boolean} down */
+function ringLine(edge, down) {
   const line = svg("path", { class: "flow ring", d: edge.forward });
   const text = svg("text", { class: "link-text ring-text", x: edge.middle.x, y: edge.middle.y + 4, "text-anchor": "middle" });
   const title = svg("title");
@@ -65,7 +65,8 @@ function ringLine(edge) {
       const speed = (link?.forward_bytes_per_s ?? 0) + (link?.backward_bytes_per_s ?? 0);
       setAttribute(line, "data-pace", paceOf(speed));
       setAttribute(line, "data-path", link?.path ?? "unknown");
-      setText(text, speed >= QUIET ? bytesPerSecond(speed) : "");
+      // Between columns there is no room for words.
+      setText(text, speed >= QUIET && !down ? bytesPerSecond(speed) : "");
       setText(title, `averaging${link && link.path !== "unknown" ? `, ${link.path}` : ""}: ${bytesPerSecond(speed)} both ways`);
     },
   };

@@ -28,7 +28,8 @@ export function stageBox(box) {
   const name = svg("text", { class: "stage-name", x: PAD, y: 21 });
   const dot = svg("circle", { cx: box.width - PAD - 4, cy: 17, r: 4 });
   const about = svg("text", { class: "stage-about", x: PAD, y: 37 });
-  const memory = meter("Memory", 55, inner);
+  const narrow = inner < 140;
+  const memory = meter(narrow ? "Mem." : "Memory", 55, inner);
   const busy = meter("Busy", 80, inner);
   const element = svg(
     "g",
@@ -48,7 +49,7 @@ export function stageBox(box) {
       setAttribute(element, "data-stage", `${stage.provider}`);
       setText(name, fitted(stage.name, inner - 16, "600 13px system-ui, sans-serif"));
       setAttribute(dot, "class", `stage-dot tone-${toneOf(stage.state)}`);
-      setText(about, fitted(`${stage.role} · stage ${stage.stage} · ${count(stage.parameters)} par.`, inner, "11px system-ui, sans-serif"));
+      setText(about, fitted(narrow ? `${stage.role} ${stage.stage} · ${count(stage.parameters)} par.` : `${stage.role} · stage ${stage.stage} · ${count(stage.parameters)} par.`, inner, "11px system-ui, sans-serif"));
       const share = stage.memory_bytes ? stage.memory_used_bytes / stage.memory_bytes : 0;
       memory.set(share, sizes(stage.memory_used_bytes, stage.memory_bytes), share > 1.05 ? "bad" : "busy");
       busy.set(stage.busy, percent(stage.busy), "good");

@@ -34,6 +34,9 @@ export class TimelineCard {
     this.visible = false;
     this.fetching = false;
     this.painted = 0;
+    this.animating = false;
+    this.summedAt = 0;
+    this.labelled = "";
     this.working = false;
     this.runNumber = 0;
     /** @type {Map<number, string>} */

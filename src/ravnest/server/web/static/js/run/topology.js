@@ -31,6 +31,7 @@ export class TopologyCard {
       body: [this.scroll, this.more, this.none],
     });
     this.limit = MOST_CLUSTERS;
+    this.down = false;
     this.shape = "";
     /** @type {import("../types.js").RunView|null} */
     this.run = null;
@@ -78,7 +79,7 @@ export class TopologyCard {
       this.#rebuild(run, width);
     }
     for (const cluster of run.clusters) {
-      const loss = cluster.loss === null ? "" : ` · loss ${metric("loss", cluster.loss)}`;
+      const loss = cluster.loss === null || this.down ? "" : ` · loss ${metric("loss", cluster.loss)}`;
       const head = this.heads.get(cluster.id);
       if (head) {
         setText(/** @type {Element} */ (head.children[0]), `Cluster ${cluster.id}`);
@@ -96,6 +97,7 @@ export class TopologyCard {
    */
   #rebuild(run, width) {
     const layout = layoutOf(run, width);
+    this.down = layout.down;
     this.boxes = new Map([...layout.boxes].map(([provider, box]) => [provider, stageBox(box)]));
     this.lines = layout.edges.map((edge) => [edge, linkLine(edge, layout.down)]);
     this.heads = new Map(
@@ -109,8 +111,8 @@ export class TopologyCard {
     const picture = svg(
       "svg",
       { class: "topology", width: layout.width, height: layout.height, viewBox: `0 0 ${layout.width} ${layout.height}` },
-      [...this.heads.values()],
       this.lines.map(([, line]) => line.element),
+      [...this.heads.values()],
       [...this.boxes.values()].map((box) => box.element),
     );
     setAttribute(this.scroll, "data-flow", layout.down ? "down" : "right");

@@ -1,0 +1,370 @@
+"""What people see: pages render, follow what happens, and work on small and dark screens."""
+
+import asyncio
+
+import pytest
+from playwright.sync_api import Page, expect
+from web.browser import Visit, in_browser
+from web.fake_server import token
+from web.simulation import JOB, Simulation
+
+pytestmark = pytest.mark.needs("chromium")
+JOB_PAGE = f"#/jobs/{JOB}"
+PHONE = {"viewport": {"width": 360, "height": 740}, "has_touch": True, "is_mobile": True}
+
+
+def overflow(page: Page) -> int:
+    width: int = page.evaluate("document.documentElement.scrollWidth - innerWidth")
+    return width
+
+
+def after_a_while() -> Simulation:
+    simulation = Simulation()
+    for _ in range(20):
+        simulation.advance(1.0)
+    return simulation
+
+
+@in_browser()
+def test_the_overview_shows_the_pool_its_jobs_machines_and_events(visit: Visit) -> None:
+    page = visit.open()
+    expect(page.locator(".figures")).to_contain_text("6 of 7")
+    expect(page.locator(".machines tbody tr")).to_have_count(7)
+    row = page.locator('tr[data-provider="2"]')
+    for text in (
+        "lab-gpu-1",
+        "training",
+        "Tesla T4",
+        "15\u202fGB",
+        "4.1\u202fTFLOP/s",
+        "880 / 910 Mbit/s",
+    ):
+        expect(row).to_contain_text(text)
+    expect(row).to_contain_text("cluster 0 · stage 0")
+    waiting = page.locator('[data-job="job-gpt"]')
+    expect(waiting).to_contain_text("12.3 GB more memory would do")
+    expect(page.locator(".events")).to_contain_text("Run 1 begins")
+    assert page.title() == "Overview · Ravnest"
+
+
+@in_browser()
+def test_machines_change_in_place_while_one_looks(visit: Visit) -> None:
+    page = visit.open()
+    row = page.locator('tr[data-provider="6"]')
+    expect(row).to_contain_text("idle")
+    page.evaluate("window.before = [...document.querySelectorAll('.machines tbody tr')]")
+    visit.site.change(lambda simulation: simulation.lose(6))
+    expect(row).to_contain_text("away")
+    expect(page.locator(".figures")).to_contain_text("5 of 7")
+    expect(page.locator(".events")).to_contain_text("grace-desktop has not been heard of")
+    kept = "before.every((row) => row.isConnected) && before.length === 7"
+    assert page.evaluate(kept), "rows were built anew instead of being changed"
+
+
+@in_browser()
+def test_machines_can_be_filtered_and_sorted(visit: Visit) -> None:
+    page = visit.open()
+    names = page.locator(".machine-name")
+    page.get_by_label("Filter machines").fill("tesla")
+    expect(names).to_have_text(["lab-gpu-1", "lab-gpu-2"])
+    page.get_by_label("Filter machines").fill("")
+    page.get_by_role("button", name="Compute").click()
+    expect(names.first).to_have_text("workshop-pc")
+    head = page.get_by_role("columnheader", name="Compute")
+    expect(head).to_have_attribute("aria-sort", "descending")
+    page.get_by_role("button", name="away").click()
+    expect(names).to_have_text(["attic-nas"])
+
+
+@in_browser(after_a_while)
+def test_a_job_page_draws_pipelines_links_rings_and_curves(visit: Visit) -> None:
+    page = visit.open(JOB_PAGE)
+    expect(page.locator("h1")).to_have_text("cifar10-resnet18")
+    expect(page.locator("[data-stage]")).to_have_count(5)
+    expect(page.locator('[data-stage="2"]')).to_contain_text("Root · stage 0 · 2.8\u202fM par.")
+    expect(page.locator('[data-link="4-0"]').first).to_contain_text("relay")
+    expect(page.locator('[data-link="2-3"] .flow').first).not_to_have_attribute("data-pace", "0")
+    expect(page.locator(".flow.ring")).to_have_count(3)
+    expect(page.locator(".chart")).to_have_count(2)
+    expect(page.locator(".plan-verdict")).to_contain_text("of what the plan promises")
+    expect(page.locator("[data-ring]")).to_have_count(3)
+    expect(page.locator('[data-ring="0"]')).to_contain_text("conv1.weight")
+
+
+@in_browser(after_a_while)
+def test_curves_and_figures_of_a_job_move_without_reloading(visit: Visit) -> None:
+    page = visit.open(JOB_PAGE)
+    legend = page.locator('[data-metric="loss"] .legend-value').nth(1)
+    step = page.locator(".job-head .figure-value").nth(1)
+    expect(legend).not_to_be_empty()
+    before, loss = step.inner_text(), legend.inner_text()
+    page.evaluate("window.same = true")
+    visit.site.advance(30.0)
+    expect(step).not_to_have_text(before)
+    expect(legend).not_to_have_text(loss)
+    assert page.evaluate("window.same"), "the page was loaded again"
+
+
+@in_browser(after_a_while)
+def test_curves_can_be_seen_on_a_log_scale_over_time_and_raw(visit: Visit) -> None:
+    page = visit.open(JOB_PAGE)
+    legend = page.locator('[data-metric="loss"] .legend-value').nth(1)
+    smooth = legend.inner_text()
+    page.get_by_label("Smoothing").fill("0")
+    expect(legend).not_to_have_text(smooth)
+    page.get_by_role("button", name="Log scale").click()
+    expect(page.get_by_role("button", name="Log scale")).to_have_attribute("aria-pressed", "true")
+    page.get_by_role("button", name="Time", exact=True).click()
+    expect(page.locator(".chart canvas")).to_have_count(2)
+
+
+@in_browser(after_a_while)
+def test_the_timeline_tells_who_waited_and_what_a_span_was(visit: Visit) -> None:
+    page = visit.open(JOB_PAGE)
+    page.locator(".timeline").scroll_into_view_if_needed()
+    visit.site.advance(1.0)
+    expect(page.locator(".timeline-label")).to_have_count(5)
+    expect(page.locator('.timeline-label[data-provider="1"]')).to_contain_text("waits")
+    expect(page.locator(".timeline-legend")).to_contain_text("waiting")
+    hold = page.locator(".timeline-hold")
+    hold.click()
+    expect(hold).to_have_text("Live")
+    page.get_by_role("button", name="2 s", exact=True).click()
+    canvas = page.locator(".timeline-canvas")
+    tip = page.locator(".timeline-tip")
+    # Row of the busiest machine: somewhere among a few neighbouring places there is a span.
+    for x in range(200, 260, 4):
+        canvas.hover(position={"x": x, "y": 24 + 3 * 30 + 15})
+        if "batch" in tip.inner_text():
+            break
+    expect(tip).to_contain_text("mini")
+    expect(tip).to_contain_text("batch")
+    canvas.press("-")
+    canvas.press(" ")
+    expect(hold).to_have_text("Pause")
+
+
+@in_browser()
+def test_signing_in_reveals_controls_and_signing_out_hides_them(visit: Visit) -> None:
+    page = visit.open(JOB_PAGE)
+    expect(page.locator("h1")).to_have_text("cifar10-resnet18")
+    expect(page.locator("[data-action]")).to_have_count(0)
+    visit.sign_in(token("operator"))
+    expect(page.locator("[data-action]")).to_have_count(2)
+    page.reload()
+    expect(page.locator("[data-action]")).to_have_count(2)
+    page.get_by_role("button", name="Sign out").click()
+    expect(page.locator("[data-action]")).to_have_count(0)
+
+
+@in_browser()
+def test_a_viewer_gets_no_controls(visit: Visit) -> None:
+    page = visit.open(JOB_PAGE)
+    visit.sign_in(token("viewer"))
+    expect(page.locator(".header")).to_contain_text("viewer")
+    expect(page.locator("[data-action]")).to_have_count(0)
+
+
+@in_browser()
+def test_stopping_a_job_asks_first_and_then_posts(visit: Visit) -> None:
+    page = visit.open(JOB_PAGE)
+    visit.sign_in(token("operator"))
+    page.get_by_role("button", name="Stop").click()
+    dialog = page.get_by_role("dialog")
+    expect(dialog).to_contain_text("The job can be resumed later")
+    dialog.get_by_role("button", name="Cancel").click()
+    expect(dialog).to_have_count(0)
+    assert visit.site.hub.simulation.actions == []
+    page.get_by_role("button", name="Stop").click()
+    dialog.get_by_role("button", name="Stop it").click()
+    expect(page.locator(".job-head .badge")).to_have_text("stopped")
+    assert visit.site.hub.simulation.actions == [(JOB, "stop")]
+    page.get_by_role("button", name="Resume").wait_for()
+
+
+@in_browser()
+def test_an_operator_pauses_a_machine(visit: Visit) -> None:
+    page = visit.open()
+    visit.sign_in(token("operator"))
+    page.get_by_role("button", name="grace-desktop").click()
+    page.get_by_role("dialog").get_by_role("button", name="Pause").click()
+    expect(page.locator('tr[data-provider="6"]')).to_contain_text("paused")
+    assert visit.site.hub.simulation.actions == [("provider-6", "pause")]
+
+
+@in_browser(expected="403")
+def test_what_the_server_refuses_is_said_in_its_words(visit: Visit) -> None:
+    page = visit.open(JOB_PAGE)
+    visit.sign_in(token("requester"))
+    visit.site.do(lambda: visit.site.hub.refused.add("pause"))
+    page.get_by_role("button", name="Pause", exact=True).first.click()
+    expect(page.locator(".toast")).to_have_text("this needs an operator token")
+
+
+@in_browser(open=False, expected="401")
+def test_a_closed_pool_asks_for_a_token_and_refuses_a_wrong_one(visit: Visit) -> None:
+    page = visit.open()
+    expect(page.locator("main")).to_contain_text("Sign in to see this pool")
+    page.locator("main").get_by_role("button", name="Sign in").click()
+    dialog = page.get_by_role("dialog")
+    dialog.get_by_label("Token").fill("rav1_nonsense")
+    dialog.get_by_role("button", name="Sign in").click()
+    expect(dialog.get_by_role("alert")).to_contain_text("This is no token")
+    dialog.get_by_label("Token").fill(token("operator")[:-3] + "AAA")
+    dialog.get_by_role("button", name="Sign in").click()
+    expect(dialog.get_by_role("alert")).to_contain_text("not known here")
+    dialog.get_by_label("Token").fill(token("viewer"))
+    dialog.get_by_role("button", name="Sign in").click()
+    expect(page.locator(".machines tbody tr")).to_have_count(7)
+
+
+@in_browser(lambda: Simulation(machines=0))
+def test_an_empty_pool_says_how_machines_join(visit: Visit) -> None:
+    page = visit.open()
+    hint = page.locator("main")
+    expect(hint).to_contain_text(f"ravnest join {visit.site.url} --token TOKEN")
+    expect(hint).to_contain_text("No jobs yet")
+    visit.sign_in(token("operator"))
+    page.get_by_role("button", name="Make a join command").click()
+    page.get_by_role("dialog").get_by_role("button", name="Make a join command").click()
+    expect(page.get_by_role("dialog")).to_contain_text(f"--token {token('provider')}")
+
+
+@in_browser()
+def test_names_are_text_whatever_is_in_them(visit: Visit) -> None:
+    page = visit.open()
+    nasty = "<img src=x onerror=alert(1)><script>alert(2)</script>"
+    visit.site.change(lambda simulation: simulation.rename(2, nasty))
+    expect(page.locator('tr[data-provider="2"] .machine-name')).to_have_text(nasty)
+    visit.open(JOB_PAGE)
+    expect(page.locator('[data-stage="2"] title')).to_contain_text(nasty)
+    assert page.locator("main img, main script").count() == 0
+
+
+@in_browser(expected="Failed to load resource")
+def test_a_lost_connection_is_shown_and_comes_back(visit: Visit) -> None:
+    page = visit.open()
+    expect(page.locator(".connection")).to_have_attribute("data-state", "live")
+    expect(page.locator(".banner")).to_be_hidden()
+    visit.site.do(visit.site.hub.break_down)
+    expect(page.locator(".banner")).to_contain_text("Connection lost, trying again")
+    expect(page.locator(".machines tbody tr")).to_have_count(7)
+    visit.site.do(visit.site.hub.come_back)
+    expect(page.locator(".connection")).to_have_attribute("data-state", "live")
+    expect(page.locator(".banner")).to_be_hidden()
+    visit.site.change(lambda simulation: simulation.lose(6))
+    expect(page.locator('tr[data-provider="6"]')).to_contain_text("away")
+
+
+@in_browser()
+def test_trained_weights_are_downloaded_with_the_token(visit: Visit) -> None:
+    page = visit.open("#/jobs/job-digits")
+    expect(page.locator(".job-result")).to_contain_text("Sign in")
+    visit.sign_in(token("requester"))
+    with page.expect_download() as download:
+        page.get_by_role("button", name="Download .safetensors").click()
+    assert download.value.suggested_filename == "digits-mlp.safetensors"
+
+
+@in_browser(lambda: Simulation(machines=1000))
+def test_a_thousand_machines_stay_light(visit: Visit) -> None:
+    page = visit.open()
+    expect(page.locator(".pager")).to_contain_text("1 to 25 of 1,000 machines")
+    assert page.evaluate("document.querySelectorAll('*').length") < 1500
+    page.get_by_label("Filter machines").fill("provider-950")
+    expect(page.locator(".machine-name")).to_have_count(1)
+    visit.site.change(lambda simulation: [simulation.lose(number) for number in range(900, 1000)])
+    expect(page.locator('tr[data-provider="950"]')).to_contain_text("away")
+    expect(page.locator('.state-filter[data-state="away"]')).to_contain_text("101")
+    page.get_by_label("Filter machines").fill("")
+    page.get_by_role("button", name="Next").click()
+    expect(page.locator(".pager")).to_contain_text("26 to 50 of 1,000 machines")
+    assert page.evaluate("document.querySelectorAll('*').length") < 1500
+
+
+@in_browser(after_a_while, **PHONE)
+def test_nothing_sticks_out_on_a_phone(visit: Visit) -> None:
+    page = visit.open()
+    expect(page.locator(".machines tbody tr")).to_have_count(7)
+    assert overflow(page) == 0
+    visit.open(JOB_PAGE)
+    expect(page.locator(".chart canvas")).to_have_count(2)
+    expect(page.locator(".topology-scroll")).to_have_attribute("data-flow", "down")
+    page.locator(".timeline").scroll_into_view_if_needed()
+    visit.site.advance(1.0)
+    expect(page.locator(".timeline-label")).to_have_count(5)
+    assert overflow(page) == 0
+    visit.open("#/events")
+    expect(page.locator(".event").first).to_be_visible()
+    assert overflow(page) == 0
+
+
+@in_browser(color_scheme="dark")
+def test_colours_follow_the_system_until_the_reader_chooses(visit: Visit) -> None:
+    page = visit.open()
+    ground = "getComputedStyle(document.body).backgroundColor"
+    expect(page.locator(".machines tbody tr")).to_have_count(7)
+    dark = page.evaluate(ground)
+    assert max(int(part) for part in dark[4:-1].split(",")) < 40
+    page.get_by_role("button", name="Colours: as the system").click()
+    expect(page.get_by_role("button", name="Colours: light")).to_be_visible()
+    light = page.evaluate(ground)
+    assert min(int(part) for part in light[4:-1].split(",")) > 200
+    page.reload()
+    expect(page.get_by_role("button", name="Colours: light")).to_be_visible()
+
+
+@in_browser(after_a_while, reduced_motion="reduce")
+def test_nothing_moves_for_those_who_asked_for_stillness(visit: Visit) -> None:
+    page = visit.open(JOB_PAGE)
+    flow = page.locator('[data-link="2-3"] .flow').first
+    expect(flow).not_to_have_attribute("data-pace", "0")
+    assert flow.evaluate("(path) => getComputedStyle(path).animationName") == "none"
+
+
+@in_browser()
+def test_everything_can_be_reached_with_the_keyboard(visit: Visit) -> None:
+    page = visit.open()
+    expect(page.locator(".machines tbody tr")).to_have_count(7)
+    page.keyboard.press("Tab")
+    expect(page.get_by_role("link", name="Skip to content")).to_be_focused()
+    page.keyboard.press("Enter")
+    expect(page.locator("main")).to_be_focused()
+    page.get_by_role("button", name="lab-gpu-1").focus()
+    page.keyboard.press("Enter")
+    expect(page.get_by_role("dialog")).to_be_visible()
+    page.keyboard.press("Escape")
+    expect(page.get_by_role("dialog")).to_have_count(0)
+    expect(page.get_by_role("button", name="lab-gpu-1")).to_be_focused()
+
+
+@in_browser()
+def test_events_can_be_searched_and_new_ones_appear(visit: Visit) -> None:
+    page = visit.open("#/events")
+    expect(page.locator(".event")).to_have_count(10)
+    page.get_by_role("button", name="Warnings").click()
+    expect(page.locator(".event")).to_have_count(1)
+    visit.site.change(lambda simulation: simulation.say("error", "a worker has failed"))
+    expect(page.locator(".event").first).to_contain_text("a worker has failed")
+    page.get_by_label("Filter events").fill("relayed")
+    expect(page.locator(".event")).to_have_count(1)
+
+
+@in_browser()
+def test_a_deleted_job_leaves_a_page_that_says_so(visit: Visit) -> None:
+    page = visit.open("#/jobs/job-digits")
+    expect(page.locator("h1")).to_have_text("digits-mlp")
+    visit.site.change(lambda simulation: simulation.act_on_job("job-digits", "delete"))
+    expect(page.locator("main")).to_contain_text("There is no such job")
+
+
+def test_the_browser_leaves_no_event_loop_behind() -> None:
+    """Last on purpose: an earlier browser test has run in this process by now."""
+
+    async def answer() -> int:
+        await asyncio.sleep(0)
+        return 42
+
+    with pytest.raises(RuntimeError):
+        asyncio.get_running_loop()
+    assert asyncio.run(answer()) == 42
