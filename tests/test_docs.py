@@ -142,16 +142,17 @@ def plan_for_local_providers(folder, count, **options):
 
 
 def test_a_provider_script_with_callbacks_and_a_loop_of_its_own(tmp_path, monkeypatch):
-    """The three programs of training.md in one file, on two providers."""
+    """The four programs of training.md in one file, on two providers."""
     monkeypatch.chdir(tmp_path)
     plan_for_local_providers(tmp_path, 2, max_clusters=1)
     (tmp_path / "train.py").write_text("\n".join(programs("docs/training.md")))
     lines = run_on_all_providers("train.py")
     losses = [float(line) for line in (tmp_path / "losses.txt").read_text().splitlines()]
-    assert len(losses) == 8 * (5 + 5 + 2)
+    assert len(losses) == 8 * (5 + 5 + 5 + 2)
     assert losses[-1] < losses[0]
     assert (tmp_path / "run.csv").read_text().count("\n") == 1 + 40
     assert any("epoch 5/5" in line for line in lines)
+    assert any(line.endswith("False 5 0") for line in lines)
 
 
 def test_every_program_is_run_by_a_test():
@@ -160,5 +161,5 @@ def test_every_program_is_run_by_a_test():
     assert {name: count for name, count in found.items() if count} == {
         "averaging.md": 2,
         "models.md": 2,
-        "training.md": 3,
+        "training.md": 4,
     }
