@@ -32,6 +32,7 @@ from ravnest.errors import RunDirError, ServerError, TokenError
 class IdentityFile(msgspec.Struct, kw_only=True):
     provider: int
     name: str
+    server: str = ""
     port: int | None = None
     """Where it listened last; others know it there."""
 
@@ -62,7 +63,8 @@ class Identity:
         return _read(self.folder / "identity.json").port
 
     def remember_port(self, port: int) -> None:
-        file = IdentityFile(provider=self.provider, name=self.name, port=port)
+        file = _read(self.folder / "identity.json")
+        file.port = port
         write_private(self.folder / "identity.json", msgspec.json.encode(file))
 
     def client(self, address: ServerAddress) -> HttpClient:
@@ -86,9 +88,19 @@ def load_identity(home: Path, address: ServerAddress) -> Identity | None:
     return Identity(folder, file.provider, file.name, credential, authority)
 
 
-def known_identities(home: Path) -> list[str]:
-    """Folders of all servers that this machine has joined."""
-    return sorted(path.parent.name for path in (home / "identity").glob("*/identity.json"))
+def known_identities(home: Path) -> list[ServerAddress]:
+    """All servers that this machine has joined."""
+    found = sorted((home / "identity").glob("*/identity.json"))
+    return [ServerAddress.parse(_read(path).server, insecure=True) for path in found]
+
+
+def identity_of(home: Path, url: str, *, insecure: bool = False) -> tuple[Identity, ServerAddress]:
+    """The stored one for that server; an error if there is none."""
+    address = ServerAddress.parse(url, insecure=insecure)
+    identity = load_identity(home, address)
+    if identity is None:
+        raise ServerError(f"this machine has not joined {address} (looked in {home})")
+    return identity, address
 
 
 def _read(path: Path) -> IdentityFile:
@@ -122,7 +134,7 @@ def enrol(
     request = Enrol(name=name, facts=facts, caps=caps, key_request=_signing_request(key, name))
     with HttpClient(address, authority=authority, bearer=str(token)) as client:
         enrolled = client.post("/enrol", request, Enrolled)
-    return _store(identity_folder(home, address), name, key, enrolled, authority)
+    return _store(home, address, name, key, enrolled, authority)
 
 
 def fits(identity: Identity, token: Token) -> bool:
@@ -162,7 +174,8 @@ def _signing_request(key: ec.EllipticCurvePrivateKey, name: str) -> str:
 
 
 def _store(
-    folder: Path,
+    home: Path,
+    address: ServerAddress,
     name: str,
     key: ec.EllipticCurvePrivateKey,
     enrolled: Enrolled,
@@ -173,6 +186,7 @@ def _store(
     ):
         raise ServerError("the server names another authority than the one it has shown")
     Credential.parse(enrolled.credential)
+    folder = identity_folder(home, address)
     pem = key.private_bytes(
         serialization.Encoding.PEM,
         serialization.PrivateFormat.PKCS8,
@@ -183,6 +197,6 @@ def _store(
     write_private(folder / "ca.pem", enrolled.authority.encode())
     write_private(folder / "credential", enrolled.credential.encode())
     # Last: whoever finds it finds the others.
-    file = IdentityFile(provider=enrolled.provider, name=name)
+    file = IdentityFile(provider=enrolled.provider, name=name, server=str(address))
     write_private(folder / "identity.json", msgspec.json.encode(file))
     return Identity(folder, enrolled.provider, name, enrolled.credential, enrolled.authority)

@@ -44,6 +44,11 @@ async def join(
 
     `speed`, `worker_command` and `pauses` replace, in tests, what takes long.
     """
+    if token is None and load_identity(settings.home, settings.address) is None:
+        raise TokenError(
+            f"this machine has not joined {settings.address} yet: add --token with the token that "
+            "`ravnest server` printed there"
+        )
     settings.home.mkdir(parents=True, exist_ok=True, mode=0o700)
     with only_agent(settings.home, settings.address):
         if speed is None:
@@ -85,11 +90,7 @@ def _identity(
     identity = load_identity(settings.home, settings.address)
     if identity is not None and (token is None or fits(identity, token)):
         return identity, False
-    if token is None:
-        raise TokenError(
-            f"this machine has not joined {settings.address} yet: add --token with the token that "
-            "`ravnest server` printed there"
-        )
+    assert token is not None, "looked at before"
     identity = enrol(
         settings.home,
         settings.address,

@@ -1,0 +1,165 @@
+"""`ravnest join`: this machine becomes a provider."""
+
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+
+EXIT_SIGNALLED = 128
+
+_HOURS = re.compile(r"([01]?[0-9]|2[0-3]):([0-5][0-9])-([01]?[0-9]|2[0-3]):([0-5][0-9])")
+
+
+def _hours(ctx: click.Context, param: click.Parameter, value: str | None) -> str | None:
+    if value is None:
+        return None
+    found = _HOURS.fullmatch(value.strip())
+    if found is None:
+        raise click.BadParameter(f"{value!r}: expected hours of the day such as 22:00-07:00")
+    return "{:0>2}:{}-{:0>2}:{}".format(*found.groups())
+
+
+def _device(ctx: click.Context, param: click.Parameter, value: str | None) -> str | None:
+    if value is not None and not re.fullmatch(r"cpu|mps|cuda(:[0-9]+)?", value):
+        raise click.BadParameter(f"{value!r}: expected cpu, mps, cuda or cuda:0")
+    return value
+
+
+@click.command("join")
+@click.argument("url")
+@click.option("--token", help="From `ravnest server`; needed the first time only.")
+@click.option("--name", show_default="the name of this computer", help="What others see.")
+@click.option(
+    "--memory",
+    type=click.FloatRange(min=0.5),
+    metavar="GB",
+    show_default="what is free",
+    help="At most this much for a worker, with Python and torch.",
+)
+@click.option(
+    "--threads",
+    type=click.IntRange(min=1),
+    metavar="N",
+    show_default="one for each core",
+    help="Threads a worker may compute with.",
+)
+@click.option(
+    "--bandwidth",
+    type=click.FloatRange(min=0, min_open=True),
+    metavar="MBPS",
+    show_default="no limit",
+    help="At most so many Mbit/s, in each direction.",
+)
+@click.option(
+    "--hours", callback=_hours, metavar="HH:MM-HH:MM", help="Only then, for example 22:00-07:00."
+)
+@click.option(
+    "--device",
+    callback=_device,
+    metavar="DEVICE",
+    show_default="the best there is",
+    help="cpu, cuda:0 or mps.",
+)
+@click.option(
+    "--listen",
+    metavar="HOST:PORT",
+    default="0.0.0.0:0",
+    show_default="any free port",
+    help="Where neighbours may reach this machine directly.",
+)
+@click.option("--no-listen", is_flag=True, help="Open no port; everything goes through the server.")
+@click.option(
+    "--advertise",
+    metavar="HOST:PORT",
+    multiple=True,
+    help="What neighbours should dial instead, such as the router in front.",
+)
+@click.option(
+    "--allow-scripts",
+    type=click.Choice(["never", "sandboxed", "always"]),
+    default="never",
+    show_default=True,
+    help="Whether Python of other people may run here.",
+)
+@click.option(
+    "--home",
+    type=click.Path(file_okay=False, path_type=Path),
+    show_default="~/.ravnest/provider",
+    metavar="DIR",
+    help="Identity and work of this provider.",
+)
+@click.option(
+    "--nice",
+    type=click.IntRange(0, 19),
+    default=0,
+    show_default=True,
+    help="How much workers give way to other programs.",
+)
+@click.option("--once", is_flag=True, help="Leave after one assignment.")
+@click.option("--insecure", is_flag=True, help="Talk to a server that runs without TLS.")
+@click.option("--log-json", is_flag=True, help="One JSON object per line instead of plain text.")
+def command(url: str, token: str | None, memory: float | None, log_json: bool, **given: Any) -> int:
+    """Offer this machine to the server at URL.
+
+    Measures it, waits for work, trains its part of a model, brings the result back, waits again.
+    Ctrl-C once: work in progress is stopped and saved first. Twice: at once.
+    """
+    import asyncio
+
+    from ravnest.agent.joining import join
+    from ravnest.agent.settings import AgentSettings
+    from ravnest.api.tokens import Token
+
+    settings = _settings(AgentSettings, url, memory, given)
+    parsed = Token.parse(token) if token else None
+    struck = asyncio.run(join(settings, parsed, _json_line if log_json else _line))
+    return 0 if struck is None else EXIT_SIGNALLED + struck
+
+
+def _settings(kind: Any, url: str, memory: float | None, given: dict[str, Any]) -> Any:
+    import platform
+
+    from ravnest.agent.addresses import split_host_port
+    from ravnest.agent.machine import a_name
+    from ravnest.api.machine import Caps
+    from ravnest.client.address import ServerAddress
+    from ravnest.client.known import home
+
+    for address in given["advertise"]:
+        split_host_port(address, "--advertise")
+    if not given["no_listen"]:
+        split_host_port(given["listen"], "--listen")
+    return kind(
+        address=ServerAddress.parse(url, insecure=given["insecure"]),
+        home=(given["home"] or home() / "provider").absolute(),
+        name=a_name(given["name"] or platform.node()),
+        caps=Caps(
+            memory_bytes=None if memory is None else int(memory * 1e9),
+            threads=given["threads"],
+            bandwidth_mbps=given["bandwidth"],
+            hours=given["hours"],
+            scripts=given["allow_scripts"],
+        ),
+        device=given["device"],
+        listen=None if given["no_listen"] else given["listen"],
+        advertise=tuple(given["advertise"]),
+        nice=given["nice"],
+        once=given["once"],
+    )
+
+
+def _line(event: str, text: str) -> None:
+    click.echo(text)
+    sys.stdout.flush()
+
+
+def _json_line(event: str, text: str) -> None:
+    import time
+
+    import msgspec
+
+    line = {"at": round(time.time(), 3), "event": event, "text": text}
+    click.echo(msgspec.json.encode(line).decode())
+    sys.stdout.flush()

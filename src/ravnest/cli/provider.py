@@ -1,0 +1,73 @@
+"""`ravnest provider`: the owner of a machine steers its provider, also from another terminal."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+if TYPE_CHECKING:
+    from ravnest.agent.identity import Identity
+    from ravnest.client.http import HttpClient
+
+
+@click.command("provider")
+@click.argument("action", type=click.Choice(["status", "pause", "resume", "leave"]))
+@click.argument("url", required=False)
+@click.option(
+    "--home",
+    type=click.Path(file_okay=False, path_type=Path),
+    show_default="~/.ravnest/provider",
+    metavar="DIR",
+    help="The folder that `ravnest join` was given.",
+)
+@click.option("--insecure", is_flag=True, help="Talk to a server that runs without TLS.")
+def command(action: str, url: str | None, home: Path | None, insecure: bool) -> None:
+    """Pause, resume or take back this machine; URL only if it has joined several servers.
+
+    pause: no new work after the present one. leave: the present run is saved and goes on elsewhere,
+    and the server forgets this machine; coming back takes a token.
+    """
+    from ravnest.agent.identity import forget
+    from ravnest.api.requests import ProviderAction
+
+    identity, client = _find(url, home, insecure)
+    with client:
+        if action == "leave":
+            client.post("/leave", None, type(None))
+            forget(identity)
+            click.echo(f"provider-{identity.provider} leaves {client.address}")
+        elif action == "status":
+            _show_status(identity, client)
+        else:
+            wanted = ProviderAction(action="pause" if action == "pause" else "resume")
+            client.post("/providers/me/action", wanted, type(None))
+            done = "is paused" if action == "pause" else "takes work again"
+            click.echo(f"provider-{identity.provider} {done}")
+
+
+def _find(url: str | None, home: Path | None, insecure: bool) -> "tuple[Identity, HttpClient]":
+    from ravnest.agent.identity import identity_of, known_identities
+    from ravnest.client.known import home as our_home
+    from ravnest.errors import ServerError
+
+    folder = home or our_home() / "provider"
+    known = known_identities(folder)
+    if url is None and len(known) != 1:
+        listed = ", ".join(str(each) for each in known) or "none"
+        raise ServerError(
+            f"{folder} knows {len(known)} servers ({listed}): say which one, or which --home"
+        )
+    identity, address = identity_of(folder, url or str(known[0]), insecure=insecure or url is None)
+    return identity, identity.client(address)
+
+
+def _show_status(identity: "Identity", client: "HttpClient") -> None:
+    from ravnest.api.views import ProviderView
+
+    view = client.get("/providers/me", ProviderView)
+    at = f" on job {view.job}" if view.job else ""
+    click.echo(f"{view.name} (provider-{view.id}) at {client.address}: {view.state}{at}")
+    click.echo(
+        f"offers {view.memory_bytes / 1e9:.1f} GB, {view.gflops:.0f} GFLOP/s, "
+        f"{view.up_mbps:.0f} Mbit/s up, {view.down_mbps:.0f} Mbit/s down"
+    )
