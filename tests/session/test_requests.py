@@ -8,6 +8,7 @@ from ravnest.errors import JobError
 from ravnest.session.programs import load_request
 from ravnest.session.request import SETTINGS, JobRequest
 
+OWN = {"ravnest_job_job", "ravnest_job_helpers", "helpers"}
 PROGRAM = """
 import sys
 import helpers
@@ -25,9 +26,11 @@ if __name__ == "__main__":
 def folder(tmp_path, monkeypatch):
     """Nothing of the programs stays behind."""
     monkeypatch.setattr(sys, "path", list(sys.path))
-    monkeypatch.setattr(sys, "modules", dict(sys.modules))
+    before = set(sys.modules)
     (tmp_path / "helpers.py").write_text("model = 'a model'\ndef rows():\n    return [1, 2, 3]\n")
-    return tmp_path
+    yield tmp_path
+    for name in OWN & (set(sys.modules) - before):
+        del sys.modules[name]
 
 
 def write(path, text):

@@ -22,7 +22,15 @@ from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 from web.simulation import Simulation
 
-from ravnest.api.requests import JobAction, NewToken, Problem, ProviderAction, Role, TokenMade
+from ravnest.api.requests import (
+    Health,
+    JobAction,
+    NewToken,
+    Problem,
+    ProviderAction,
+    Role,
+    TokenMade,
+)
 from ravnest.api.tokens import Token
 
 WEB = Path(__file__).parents[2] / "src" / "ravnest" / "server" / "web"
@@ -165,6 +173,7 @@ def make_app(hub: Hub) -> Starlette:
     job = "/api/v1/jobs/{job}"
     routes = [
         Route("/", lambda request: FileResponse(WEB / "index.html")),
+        Route("/healthz", lambda request: answer(Health(status="ok", version="0.1.0"))),
         Mount("/static", StaticFiles(directory=WEB / "static")),
         Route("/api/v1/overview", viewing(lambda request: answer(simulation.overview()))),
         Route("/api/v1/stream", viewing(stream)),

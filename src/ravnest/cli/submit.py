@@ -105,7 +105,8 @@ def _request(
     except Exception as error:
         if isinstance(error, RavnestError) or ctx.find_root().params["debug"]:
             raise
-        click.echo(shown_from([file, *file.parent.glob("*.py")], error), nl=False, err=True)
+        own = file.absolute().parent.glob("*.py")
+        click.echo(shown_from(own, error), nl=False, err=True)
         ctx.exit(1)
     return request if request.name else JobRequest.of(request, name=file.stem)
 
@@ -142,8 +143,10 @@ def _agree(job: "Job", yes: bool) -> None:
             try:
                 agreed = click.confirm("Start training?", default=True, err=True)
             except click.Abort as abort:
-                click.echo(f"\nnobody has answered; {later} (or --yes)", err=True)
-                raise abort
+                click.echo(f"\nnobody has answered (--yes needs no answer); {later}", err=True)
+                if isinstance(abort.__context__, EOFError):
+                    raise click.exceptions.Exit(1) from None
+                raise
             if not agreed:
                 click.echo(later, err=True)
                 raise click.exceptions.Exit(0)

@@ -148,7 +148,7 @@ def port(listen: str | None) -> Iterator[Finding]:
 
 def sandbox() -> Iterator[Finding]:
     """Only owners who consent to scripts in a sandbox need one."""
-    why = "needed only for `ravnest join --scripts sandboxed`"
+    why = "needed only for `ravnest join --allow-scripts sandboxed`"
     if shutil.which("bwrap") is None:
         remedy = "to take jobs with scripts, install bubblewrap (Debian: apt install bubblewrap)"
         yield note("sandbox", f"there is no bwrap; {why}", remedy)

@@ -1,0 +1,201 @@
+"""`ravnest doctor`: what it says of machines and servers that are well, and of others."""
+
+import datetime
+import socket
+import subprocess
+import types
+
+import msgspec
+import pytest
+from web.fake_server import Site, token
+from web.simulation import Simulation
+
+from ravnest.cli import main
+from ravnest.cli.doctor import machine, server
+from ravnest.cli.doctor.findings import Finding, examine
+from ravnest.client.address import ServerAddress
+from ravnest.client.known import Access
+from ravnest.errors import ServerError
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path, monkeypatch):
+    for name in ("RAVNEST_SERVER", "RAVNEST_TOKEN"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("RAVNEST_HOME", str(tmp_path / "home"))
+    return tmp_path / "home"
+
+
+def only(found):
+    (one,) = found
+    return one
+
+
+def test_a_machine_that_is_well_passes(capsys):
+    code = main(["doctor"])
+    lines = capsys.readouterr().out.splitlines()
+    assert code == (1 if any(line.startswith("BROKEN") for line in lines) else 0)
+    checks = [line.split()[1] for line in lines if not line.startswith(" ")]
+    assert {"python", "ravnest", "torch", "gpu", "memory", "disk", "port", "sandbox"} <= set(checks)
+    assert "none is known on this machine yet" in lines[-1]
+
+
+def test_json_says_the_same(capsys):
+    main(["doctor", "--json"])
+    found = msgspec.json.decode(capsys.readouterr().out, type=list[Finding])
+    assert found[0].check == "python"
+    assert found[0].verdict == "ok"
+
+
+def test_a_port_that_is_taken_is_broken_with_the_remedy(capsys):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        where = f"127.0.0.1:{taken.getsockname()[1]}"
+        assert main(["doctor", "--listen", where]) == 1
+    shown = capsys.readouterr().out
+    assert f"BROKEN  port      nothing can listen at {where}: Address already in use" in shown
+    assert "--no-listen" in shown
+
+
+@pytest.mark.parametrize("listen", ["somewhere", "127.0.0.1:99999", "203.0.113.1:80"])
+def test_an_address_that_is_none_is_broken(listen):
+    assert only(machine.port(listen)).verdict == "broken"
+
+
+@pytest.mark.parametrize(
+    ("free", "verdict"), [(10**8, "broken"), (5 * 10**9, "note"), (10**12, "ok")]
+)
+def test_disk_space_is_judged(monkeypatch, tmp_path, free, verdict):
+    monkeypatch.setattr(machine.shutil, "disk_usage", lambda _: types.SimpleNamespace(free=free))
+    assert only(machine.disk(tmp_path / "not" / "there" / "yet")).verdict == verdict
+
+
+@pytest.mark.parametrize(("version", "verdict"), [("2.5.1", "broken"), ("2.13.0+cpu", "ok")])
+def test_the_release_of_torch_is_judged(monkeypatch, version, verdict):
+    import torch
+
+    monkeypatch.setattr(torch, "__version__", version)
+    assert only(machine.torch_build()).verdict == verdict
+
+
+def test_a_gpu_that_torch_cannot_use_is_said(monkeypatch):
+    import torch
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: False)
+    monkeypatch.setattr(machine, "has_driver", lambda: True)
+    monkeypatch.setattr(torch.version, "cuda", None)
+    assert "built without CUDA" in only(machine.gpu()).text
+    monkeypatch.setattr(torch.version, "cuda", "12.8")
+    assert "nvidia-smi" in only(machine.gpu()).remedy
+
+
+def test_a_sandbox_that_does_not_work_is_said(monkeypatch):
+    monkeypatch.setattr(machine.shutil, "which", lambda _: None)
+    assert "no bwrap" in only(machine.sandbox()).text
+    monkeypatch.setattr(machine.shutil, "which", lambda _: "/usr/bin/bwrap")
+    failed = subprocess.CompletedProcess([], 1, "", "Operation not permitted")
+    monkeypatch.setattr(machine.subprocess, "run", lambda *_, **__: failed)
+    assert "Operation not permitted" in only(machine.sandbox()).text
+
+
+def test_a_check_that_fails_itself_does_not_end_the_others():
+    def fails():
+        raise ServerError("no way")
+        yield
+
+    found = list(examine({"first": fails, "python": machine.python}))
+    assert [(one.check, one.verdict) for one in found] == [("first", "broken"), ("python", "ok")]
+    assert found[0].text == "no way"
+
+
+# ---- the server ----------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def site():
+    with Site(Simulation(), open=False) as running:
+        yield running
+
+
+def visit(capsys, url, *more, code=0):
+    assert main(["doctor", url, "--insecure", "--json", *more]) == code
+    found = msgspec.json.decode(capsys.readouterr().out, type=list[Finding])
+    return {one.check: one for one in found}
+
+
+def test_a_server_that_is_well_passes(site, capsys):
+    found = visit(capsys, site.url, "--token", token("viewer"))
+    verdicts = {name: found[name].verdict for name in ("server", "clock", "token", "links")}
+    assert set(verdicts.values()) == {"ok"}
+    assert "takes this viewer token" in found["token"].text
+
+
+def test_a_token_that_is_not_accepted_is_broken(site, capsys):
+    other = token("viewer")[:-4] + "AAAA"
+    found = visit(capsys, site.url, "--token", other, code=1)
+    assert found["token"].verdict == "broken"
+    assert "expired" in found["token"].text
+    assert "ravnest token make" in found["token"].remedy
+
+
+def test_a_server_that_is_not_there_is_broken(capsys):
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        url = f"http://127.0.0.1:{free.getsockname()[1]}"
+    found = visit(capsys, url, code=1)
+    assert "connection refused" in found["server"].text
+    assert "token" not in found
+
+
+def test_what_is_no_server_is_said(site, capsys, monkeypatch):
+    monkeypatch.setattr(server, "Health", list)
+    assert "not as a Ravnest server" in visit(capsys, site.url, code=1)["server"].text
+
+
+def test_a_name_without_an_address_is_broken(capsys):
+    found = visit(capsys, "http://no-such-host.invalid:8470", code=1)
+    assert found["name"].verdict == "broken"
+
+
+@pytest.mark.parametrize(
+    ("seconds", "verdict", "word"),
+    [
+        (0, "ok", "agrees"),
+        (60, "note", "behind"),
+        (-60, "note", "ahead"),
+        (9999, "broken", "behind"),
+    ],
+)
+def test_clocks_are_compared(site, capsys, monkeypatch, seconds, verdict, word):
+    def theirs(text):
+        now = datetime.datetime.now(datetime.UTC)
+        return now + datetime.timedelta(seconds=seconds)
+
+    monkeypatch.setattr(server.email.utils, "parsedate_to_datetime", theirs)
+    found = visit(capsys, site.url, code=1 if verdict == "broken" else 0)
+    assert found["clock"].verdict == verdict
+    assert word in found["clock"].text
+
+
+@pytest.mark.parametrize(
+    ("number", "verdict", "word"),
+    [
+        (2, "ok", "reached directly"),
+        (4, "note", "relay"),
+        (5, "note", "ravnest join"),
+        (99, "broken", "join again"),
+    ],
+)
+def test_a_machine_that_has_joined_hears_what_the_server_knows_of_it(
+    site, home, monkeypatch, number, verdict, word
+):
+    address = ServerAddress.parse(site.url, insecure=True)
+    folder = home / "provider" / "identity" / address.folder
+    folder.mkdir(parents=True)
+    (folder / "credential").write_text(f"rvc1_{number}_{'x' * 43}")
+    seen = server.ServerVisit(Access(address, token("viewer")), folder)
+    checks = seen.checks()
+    del checks["links"]
+    found = {one.check: one for one in examine(checks)}["provider"]
+    seen.close()
+    assert found.verdict == verdict
+    assert word in found.text + found.remedy

@@ -1,0 +1,143 @@
+"""`ravnest submit` with files as people write them, and a server that is fake."""
+
+import io
+import sys
+
+import pytest
+import torch
+from session.fake_office import PLAN, Office
+
+from ravnest.api.tokens import Token
+from ravnest.cli import main
+
+OWN = {"ravnest_job_job"}
+PROGRAM = """
+import sys
+import torch
+from torch import nn
+
+def job():
+    torch.manual_seed(1)
+    print("loading", *sys.argv[1:])
+    return {
+        "model": nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3)),
+        "example_args": (torch.rand(8, 4),),
+        "data": (torch.rand(50, 4), torch.randint(3, (50,))),
+        "optimizer": "sgd",
+        "optimizer_params": {"momentum": 0.5},
+        "epochs": 2,
+    }
+"""
+
+
+@pytest.fixture(autouse=True)
+def _project(tmp_path, monkeypatch):
+    """A folder of somebody who has never used a server."""
+    for name in ("RAVNEST_SERVER", "RAVNEST_TOKEN"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("RAVNEST_HOME", str(tmp_path / "home"))
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    before = set(sys.modules)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "job.py").write_text(PROGRAM)
+    yield
+    for name in OWN & (set(sys.modules) - before):
+        del sys.modules[name]
+
+
+@pytest.fixture
+def office():
+    with Office() as running:
+        yield running
+
+
+@pytest.fixture
+def submit(office, capsys, monkeypatch):
+    def run(*argv, code=0, typed="", file="job.py"):
+        monkeypatch.setattr(sys, "stdin", io.StringIO(typed))
+        found = main(["submit", file, "--server", office.url, "--insecure", *argv])
+        shown = capsys.readouterr()
+        assert found == code, shown.err
+        return shown
+
+    return run
+
+
+def test_one_command_from_the_file_to_the_trained_model(submit, office, tmp_path):
+    shown = submit("--yes")
+    lines = shown.out.splitlines()
+    assert lines[:2] == ["loading", PLAN]
+    assert lines[-1] == "score: accuracy 0.975"
+    state = torch.load("trained/trained_state_dict.pt", weights_only=True)
+    torch.manual_seed(1)
+    assert torch.equal(state["0.weight"], torch.nn.Linear(4, 8).weight)
+    assert (tmp_path / "trained" / "trained_state_dict.safetensors").exists()
+    assert "submitted j0 (job) to" in shown.err
+    assert office.specs["j0"].start == "at once"
+
+
+def test_the_plan_is_shown_before_it_starts(submit, office):
+    shown = submit(typed="y\n")
+    assert PLAN in shown.out
+    assert "Start training?" in shown.err
+    assert office.specs["j0"].start == "asked"
+    assert office.actions == [("j0", "start")]
+
+
+@pytest.mark.parametrize(("typed", "code"), [("n\n", 0), ("", 1)])
+def test_without_consent_the_job_stays_as_it_is(submit, office, tmp_path, typed, code):
+    shown = submit(typed=typed, code=code)
+    assert "ravnest job start j0" in shown.err
+    assert office.actions == []
+    assert not (tmp_path / "trained").exists()
+
+
+def test_options_override_what_the_file_says(submit, office):
+    options = ["--epochs", "7", "--batch-size", "5", "--lr", "0.25", "--name", "mine"]
+    more = ["--set", "max-clusters=2", "--set", "metrics=['accuracy']", "--set", "pipeline=sync"]
+    shown = submit("--yes", "--detach", *options, *more, "--", "fast", "--deep")
+    assert shown.out.splitlines() == ["loading fast --deep", "j0"]
+    spec = office.specs["j0"]
+    assert (spec.name, spec.training.epochs, spec.training.batch_size) == ("mine", 7, 5)
+    assert spec.recipe.optimizer.params == {"momentum": 0.5, "lr": 0.25}
+    assert spec.planning.max_clusters == 2
+    assert spec.training.schedule == "sync"
+    assert spec.recipe.metrics[0].name == "accuracy"
+
+
+def test_a_pool_that_is_too_small_is_waited_for(submit, office):
+    office.reason = "2 GB more are needed"
+    shown = submit("--detach", typed="y\n")
+    assert "waiting: 2 GB more are needed" in shown.err
+    assert PLAN in shown.out
+
+
+def test_interrupted_it_says_how_to_come_back(submit, monkeypatch):
+    def interrupted(job, **_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("ravnest.session.job.Job.follow", interrupted)
+    assert "ravnest job follow j0" in submit("--yes", code=130).err
+
+
+def test_an_error_of_the_file_is_shown_as_python_shows_it(submit, tmp_path):
+    (tmp_path / "job.py").write_text("rows = []\n\ndef job():\n    return rows[3]\n")
+    shown = submit(code=1).err
+    assert "IndexError" in shown
+    assert "job.py" in shown
+    assert "programs.py" not in shown
+    assert "load_request" not in shown
+
+
+def test_mistakes_of_a_job_are_one_line(submit, office, tmp_path):
+    (tmp_path / "job.py").write_text(PROGRAM.replace('"sgd"', '"sdg"'))
+    assert "did you mean 'sgd'" in submit("--yes", code=1).err
+    assert "KEY=VALUE" in submit("--set", "fast", code=2).err
+    assert office.uploads == 0
+
+
+def test_a_token_that_cannot_submit_is_found_before_the_file_runs(submit):
+    token = str(Token.make("provider", b"\1" * 16))
+    shown = submit("--token", token, code=1)
+    assert "this is a provider token" in shown.err
+    assert "loading" not in shown.out

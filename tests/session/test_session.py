@@ -1,0 +1,135 @@
+"""`ravnest.Session`: from the model in a script to the trained one, with a fake server."""
+
+import pytest
+import torch
+from session.fake_office import PLAN, Office
+from torch import nn
+
+from ravnest import Job, Session
+from ravnest.api.tokens import Token
+from ravnest.errors import JobError, ServerError, TokenError
+
+
+@pytest.fixture(autouse=True)
+def _stranger(tmp_path, monkeypatch):
+    """A user who has never used a server."""
+    for name in ("RAVNEST_SERVER", "RAVNEST_TOKEN"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("RAVNEST_HOME", str(tmp_path / "home"))
+
+
+@pytest.fixture
+def office():
+    with Office() as running:
+        yield running
+
+
+@pytest.fixture
+def session(office):
+    with Session(office.url, insecure=True) as open_session:
+        yield open_session
+
+
+@pytest.fixture
+def submission():
+    torch.manual_seed(1)
+    return {
+        "model": nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3)),
+        "example_args": (torch.rand(8, 4),),
+        "data": (torch.rand(50, 4), torch.randint(3, (50,))),
+    }
+
+
+def test_a_model_goes_out_and_comes_back(session, office, submission, tmp_path, capsys):
+    sent = []
+    job = session.submit(
+        **submission,
+        epochs=4,
+        batch_size=8,
+        name="three kinds",
+        start="asked",
+        progress=lambda what, done, size: sent.append((done, size)),
+    )
+    assert isinstance(job, Job)
+    assert job.plan() == PLAN
+    assert job.state == "planned"
+    job.start()
+    ended = job.follow()
+    assert (ended.state, ended.epoch) == ("done", 4.0)
+    assert job.metrics == {"accuracy": 0.975}
+    assert "Fused" in capsys.readouterr().out
+    submission["model"].load_state_dict(job.result(), strict=True)
+    path = job.save(tmp_path / "trained" / "model.pt")
+    submission["model"].load_state_dict(torch.load(path, weights_only=True), strict=True)
+    assert job.save(tmp_path / "model.safetensors").stat().st_size > 0
+    assert sent[-1] == (sent[-1][1], sent[-1][1])
+    assert office.specs[job.id].training.epochs == 4
+
+
+def test_a_submission_that_broke_off_goes_on_where_it_was(session, office, submission):
+    """What has arrived is not sent again."""
+    office.breaks_after = 3
+    with pytest.raises(ServerError, match="goes down"):
+        session.submit(**submission)
+    assert (office.uploads, office.jobs) == (3, {})
+    office.breaks_after = None
+    job = session.submit(**submission)
+    assert office.uploads == len(office.specs[job.id].files())
+    session.submit(**submission, epochs=9)
+    assert office.uploads == len(office.specs[job.id].files())
+
+
+def test_a_mistake_sends_nothing(session, office, submission):
+    with pytest.raises(JobError, match="cross_entrpy"):
+        session.submit(**submission, loss="cross_entrpy")
+    assert office.uploads == 0
+
+
+def test_what_happens_can_be_heard(session, submission):
+    job = session.submit(**submission)
+    heard = []
+    assert job.follow(heard.append).state == "done"
+    assert [one.job.state for one in heard] == ["running", "done"]
+    assert [event.text for one in heard for event in one.events] == ["Fused"]
+
+
+def test_a_pool_that_is_too_small_is_an_error_or_is_waited_for(session, office, submission):
+    office.reason = "2 GB more are needed"
+    job = session.submit(**submission, start="asked")
+    with pytest.raises(JobError, match=r"no plan .* 2 GB more"):
+        job.plan()
+    said = []
+    assert job.plan(waiting=said.append) == PLAN
+
+
+def test_jobs_are_found_by_id_and_by_name_and_the_last_one(session, office, submission):
+    with pytest.raises(JobError, match="no job on"):
+        session.job()
+    for name in ("one", "other"):
+        session.submit(**submission, name=name)
+    assert [one.name for one in session.jobs()] == ["one", "other"]
+    assert session.job().name == "other"
+    assert session.job("j0").name == session.job("one").name == "one"
+    with pytest.raises(JobError, match="may be any of j0"):
+        session.job("j")
+
+
+def test_steering_says_what_is_wanted(session, office, submission):
+    job = session.submit(**submission)
+    for action in (job.pause, job.go_on, job.stop, job.resume, job.delete):
+        action()
+    words = [word for _, word in office.actions]
+    assert words == ["pause", "continue", "stop", "resume", "delete"]
+
+
+def test_only_requesters_are_let_on(office):
+    token = str(Token.make("viewer", b"\1" * 16))
+    session = Session(office.url, token, insecure=True)
+    with pytest.raises(TokenError, match="viewer token; submitting takes a requester token"):
+        session.check_may_submit()
+    Session(office.url, insecure=True).check_may_submit()
+
+
+def test_a_session_without_a_server_says_how_to_name_one():
+    with pytest.raises(ServerError, match="RAVNEST_SERVER"):
+        Session()
