@@ -28,7 +28,7 @@ export class Frame {
       h("a", { href: "#/events" }, "Events"),
     ];
     this.sign = h("button", { class: "button compact", type: "button", on: { click: () => this.#sign() } });
-    this.role = h("span", { class: "badge plain tone-busy", hidden: true });
+    this.role = h("span", { class: "badge plain tone-busy role", hidden: true });
     this.main = h("main", { class: "main", id: "main", tabindex: -1 });
     this.footer = h("footer", { class: "footer" });
     this.name = h("span");

@@ -44,7 +44,7 @@ function pipelineLine(edge, down) {
       setText(forwardText, `${bytesPerSecond(there)} ${down ? "↓" : "→"}`);
       setText(backwardText, `${down ? "↑" : "←"} ${bytesPerSecond(back)}`);
       const kind = link?.path ?? "unknown";
-      setAttribute(path, "data-path", kind);
+      for (const part of [path, forward, backward]) setAttribute(part, "data-path", kind);
       setText(pillText, kind);
       path.toggleAttribute("hidden", kind === "unknown");
       const measured = link?.measured_mbps ? `, measured ${mbps(link.measured_mbps)}` : "";

@@ -34,6 +34,7 @@ export class TimelineCard {
     this.visible = false;
     this.fetching = false;
     this.painted = 0;
+    this.pause = FRAME_MS;
     this.animating = false;
     this.summedAt = 0;
     this.labelled = "";
@@ -79,8 +80,10 @@ export class TimelineCard {
    * @param {import("../types.js").JobView|undefined} job
    */
   setRun(run, job) {
+    const before = this.working;
     this.working = Boolean(run && job && AT_WORK.has(job.state));
     this.element.hidden = !this.working && this.rows.length === 0;
+    if (this.working && !before && this.visible) this.#wake();
     if (run && run.run !== this.runNumber) {
       this.runNumber = run.run;
       this.spans = new Spans();
@@ -127,13 +130,16 @@ export class TimelineCard {
     if (this.animating || matchMedia("(prefers-reduced-motion: reduce)").matches) return;
     this.animating = true;
     const frame = (/** @type {number} */ time) => {
-      if (!this.live || !this.visible || this.closing.aborted) {
+      if (!this.live || !this.visible || !this.working || this.closing.aborted) {
         this.animating = false;
         return;
       }
-      if (time - this.painted >= FRAME_MS) {
+      if (time - this.painted >= this.pause) {
         this.painted = time;
+        const begin = performance.now();
         this.#draw();
+        // A long run of many machines is painted less often, not at the cost of everything else.
+        this.pause = Math.max(FRAME_MS, 5 * (performance.now() - begin));
       }
       requestAnimationFrame(frame);
     };
