@@ -82,6 +82,9 @@ class Office:
             ]
         )
 
+    def wait_for(self, reason, number):
+        self.jobs[number] = replace(self.jobs[number], state="waiting", reason=reason)
+
     def _job(self, request):
         return self.jobs[request.path_params["job"]]
 

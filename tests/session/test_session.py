@@ -96,10 +96,14 @@ def test_what_happens_can_be_heard(session, submission):
 def test_a_pool_that_is_too_small_is_an_error_or_is_waited_for(session, office, submission):
     office.reason = "2 GB more are needed"
     job = session.submit(**submission, start="asked")
-    with pytest.raises(JobError, match=r"no plan .* 2 GB more"):
-        job.plan()
+    with pytest.raises(JobError, match=r"a plan for job j0 \(waiting: 2 GB more are needed\)"):
+        job.plan(timeout_s=-1)
+    office.reason = ""
     said = []
-    assert job.plan(waiting=said.append) == PLAN
+    again = session.submit(**submission, start="asked")
+    office.wait_for("four more hours", again.id)
+    assert again.plan(waiting=said.append) == PLAN
+    assert said == ["four more hours"]
 
 
 def test_jobs_are_found_by_id_and_by_name_and_the_last_one(session, office, submission):

@@ -53,7 +53,7 @@ def job_updates(stream: Iterable[ServerEvent], job_id: str) -> Iterator[JobUpdat
 
 def within(
     seconds: float,
-    what: str,
+    what: Callable[[], str],
     stream: Iterable[ServerEvent],
     clock: Callable[[], float] = time.monotonic,
 ) -> Iterator[ServerEvent]:
@@ -62,7 +62,7 @@ def within(
     for event in stream:
         yield event
         if clock() > deadline:
-            raise JobError(f"waited {seconds:.0f} s for {what}, and there is none yet")
+            raise JobError(f"waited {seconds:.0f} s for {what()}, and there is none yet")
 
 
 def decoded(event: ServerEvent) -> Overview | Changes | None:

@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     import torch
 
 Action = Literal["start", "stop", "pause", "continue", "resume", "delete"]
-PLAN_S = 600.0
-"""How long to wait for a plan: large models take minutes, and others may be planned first."""
+PLAN_S = 120.0
+"""How long to wait for a plan, unless told otherwise; large models may take longer."""
 
 
 class Job:
@@ -68,8 +68,8 @@ class Job:
     ) -> str:
         """The report: who does what, what it costs, whether it is worth it.
 
-        Waits until there is one. A pool that cannot hold the model yet is an error with the reason,
-        or if `waiting` is given, that is called with the reason and the waiting goes on.
+        Waits until there is one. If there is none after `timeout_s` (None: any time), the error
+        says what the job waits for; `waiting` is told at once, and whenever that changes.
         """
         self._wait_for_plan(timeout_s, waiting)
         return self._client.get_text(f"/jobs/{self.id}/plan")
@@ -77,22 +77,19 @@ class Job:
     def _wait_for_plan(
         self, timeout_s: float | None, waiting: Callable[[str], object] | None
     ) -> None:
+        job: JobView | None = None
         events = follow(self._client, "/stream")
         if timeout_s is not None:
-            events = within(timeout_s, f"a plan for job {self.id}", events)
-        said = ""
+            events = within(timeout_s, lambda: _wanted(self.id, job), events)
         for update in job_updates(events, self.id):
-            job = update.job
-            if job.state == "waiting" and job.reason and waiting is not None:
-                if job.reason != said:
-                    waiting(job.reason)
-                said = job.reason
-                continue
+            before, job = job, update.job
             if job.state in AT_WORK or job.state in {"planned", "done", "stopped"}:
                 return
-            if job.state == "failed" or (job.state == "waiting" and job.reason):
-                reason = job.reason or "see its events"
-                raise JobError(f"there is no plan for job {self.id} ({job.state}): {reason}")
+            if job.state == "failed":
+                raise JobError(f"there is no plan for job {self.id}: {job.reason}")
+            is_news = before is None or before.reason != job.reason
+            if job.state == "waiting" and is_news and waiting is not None:
+                waiting(job.reason)
 
     # ---- what can be done with it ----
 
@@ -191,3 +188,8 @@ class Job:
         torch.save(state, fresh)
         fresh.replace(target)
         return target
+
+
+def _wanted(job_id: str, job: JobView | None) -> str:
+    why = "" if job is None else f" ({job.state}: {job.reason})"
+    return f"a plan for job {job_id}{why}"
