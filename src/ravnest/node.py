@@ -49,6 +49,7 @@ from ravnest.provider.proof import proof_of
 from ravnest.provider.runner import StageRunner
 from ravnest.provider.runtime import ProviderRuntime
 from ravnest.provider.shards import WHOLE, Shard, shard
+from ravnest.provider.surroundings import surroundings
 from ravnest.provider.telemetry import Telemetry
 from ravnest.rundir import RunDir, file_of_cluster
 from ravnest.stage import structure
@@ -171,13 +172,18 @@ class Node:
             average_optim=bool(average_optim),
             compression=packing,
         )
+        around = surroundings()
+        listen = listen or around.listen
         if listen is not None:
             split_address(listen, "listen")
         self._listen = listen or self.document.listen
         self._make_network = network_for(
-            transport, tls, Routes(routes), positive_number("bandwidth_mbps", bandwidth_mbps)
+            transport,
+            tls or around.tls,
+            Routes(around.routes if routes is None else routes),
+            positive_number("bandwidth_mbps", bandwidth_mbps or around.bandwidth_mbps),
         )
-        self._patience = made_with(Patience, "patience", patience)
+        self._patience = made_with(Patience, "patience", patience) or around.patience
         self.telemetry = Telemetry() if telemetry else None
         """What this provider is doing: `telemetry.drain()` from time to time."""
         self._inputs = BatchInputs(self._graph)

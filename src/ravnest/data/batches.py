@@ -4,7 +4,6 @@ Root and Leaf of a cluster read different fields of the same rows. Both have the
 in every batch, which is how they show each other that they are on the same one.
 """
 
-import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
@@ -32,6 +31,14 @@ class Reading:
     cluster: int = 0
     shuffle: bool = True
     training: bool = True
+    least_rows: int = 1
+    """A last batch that is smaller is left out: the model does not take it."""
+
+
+def batches_in(rows: int, batch_size: int, least_rows: int = 1) -> int:
+    """How many batches an epoch has."""
+    whole, rest = divmod(rows, batch_size)
+    return whole + (rest >= max(least_rows, 1))
 
 
 class Batches:
@@ -54,7 +61,8 @@ class Batches:
         self._epoch = epoch
 
     def __len__(self) -> int:
-        return math.ceil(self._part.rows / self._how.batch_size)
+        how = self._how
+        return batches_in(self._part.rows, how.batch_size, how.least_rows)
 
     def __iter__(self) -> Iterator[Batch]:
         epoch, self._epoch = self._epoch, self._epoch + 1
@@ -65,7 +73,8 @@ class Batches:
         numbers = np.arange(rows, dtype=np.int64)
         if how.shuffle:
             numbers = order(rows, how.seed, epoch, how.cluster)
-        for first in range(0, rows, how.batch_size):
+        for number in range(len(self)):
+            first = number * how.batch_size
             yield self._batch(numbers[first : first + how.batch_size], epoch)
 
     def _batch(self, rows: Rows, epoch: int) -> Batch:

@@ -16,22 +16,22 @@ _FIRST, _SECOND = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
 _WORD = (1 << 64) - 1
 
 
-def hashes(numbers: npt.NDArray[np.integer], *key: int) -> Hashes:
+def hashes(numbers: npt.NDArray[np.integer], *of: int) -> Hashes:
     """One for each number, different for different numbers: the mapping is one to one."""
-    state = np.uint64(_digest(key))
+    state = np.uint64(key(*of))
     with np.errstate(over="ignore"):
         return _mixed(numbers.astype(np.uint64) * np.uint64(_STEP) + state)
 
 
-def order(rows: int, *key: int) -> Rows:
+def order(rows: int, *of: int) -> Rows:
     """The numbers from 0 to rows - 1 in an order that follows from the key."""
-    found = np.argsort(hashes(np.arange(rows, dtype=np.int64), *key), kind="stable")
+    found = np.argsort(hashes(np.arange(rows, dtype=np.int64), *of), kind="stable")
     return found.astype(np.int64, copy=False)
 
 
-def fractions(numbers: npt.NDArray[np.integer], *key: int) -> npt.NDArray[np.float64]:
+def fractions(numbers: npt.NDArray[np.integer], *of: int) -> npt.NDArray[np.float64]:
     """From 0 up to, not including, 1."""
-    return (hashes(numbers, *key) >> np.uint64(11)).astype(np.float64) * 2.0**-53
+    return (hashes(numbers, *of) >> np.uint64(11)).astype(np.float64) * 2.0**-53
 
 
 def _mixed(state: Hashes) -> Hashes:
@@ -42,9 +42,10 @@ def _mixed(state: Hashes) -> Hashes:
         return state ^ (state >> np.uint64(31))
 
 
-def _digest(key: tuple[int, ...]) -> int:
-    state = len(key)
-    for number in key:
+def key(*of: int) -> int:
+    """Several numbers as one, below 2**64."""
+    state = len(of)
+    for number in of:
         word = np.array([(state * _STEP + number) & _WORD], dtype=np.uint64)
         state = int(_mixed(word)[0])
     return state

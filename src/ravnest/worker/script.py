@@ -1,0 +1,172 @@
+"""A stage trained by somebody's own program, where the owner of the machine allows that.
+
+The program is an ordinary provider script with a Node and a Trainer. Who its neighbours are, how
+they are reached and with which certificate, its Node reads from the environment (see
+ravnest.provider.surroundings). Keeping it from the rest of the machine is the agent's part: the
+worker as a whole is started in a sandbox.
+"""
+
+import contextlib
+import json
+import logging
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import IO
+
+import psutil
+
+from ravnest import lifeline
+from ravnest.api.work import WorkEnd, WorkOrder, WorkReport
+from ravnest.worker.blame import culprit_of
+from ravnest.worker.saves import Saves
+from ravnest.worker.speech import Report, Speech, Started
+from ravnest.worker.steering import Action, Steering
+
+logger = logging.getLogger("ravnest.worker")
+GRACE_S = 20.0
+_PEER = re.compile(r"\bPeerError: (.*)")
+_LINE = 4000
+
+
+def environment(order: WorkOrder, folder: Path) -> dict[str, str]:
+    """What the program's Node needs to know."""
+    found = {
+        "RAVNEST_NODE": order.assignment.node,
+        "RAVNEST_NODE_DATA": str(folder / "node_data"),
+        "RAVNEST_LISTEN": order.listen,
+        "RAVNEST_ROUTES": json.dumps(order.routes),
+        "RAVNEST_TLS": str(folder / "tls"),
+        "RAVNEST_DEVICE": order.device,
+        "OMP_NUM_THREADS": str(order.threads),
+        "PYTHONUNBUFFERED": "1",
+    }
+    if order.bandwidth_mbps is not None:
+        found["RAVNEST_BANDWIDTH_MBPS"] = str(order.bandwidth_mbps)
+    return found
+
+
+class ScriptRun:
+    """Of one assignment; `run` from its beginning to its end."""
+
+    def __init__(self, order: WorkOrder, folder: Path, speech: Speech, steering: Steering) -> None:
+        self._order, self._work = order, order.assignment
+        self._folder = folder
+        self._speech = speech
+        self._steering = steering
+        self._saves = Saves(folder / "package")
+        self._process: subprocess.Popen[str] | None = None
+        self._last_line = ""
+        self._was_stopped = False
+        self._over = threading.Event()
+
+    def run(self) -> WorkEnd:
+        assert self._work.script is not None
+        command = [sys.executable, "script.py", *self._work.script.arguments]
+        with lifeline.hold() as line:
+            try:
+                self._process = process = self._start(command, line)
+            except OSError as error:
+                return self._failed(f"the script cannot be started: {error}")
+            self._speech.say(Started())
+            reports = threading.Thread(target=self._report, name="reporting", daemon=True)
+            reports.start()
+            self._steering.obey_with(self._obey)
+            try:
+                assert process.stdout is not None
+                self._copy(process.stdout)
+                code = process.wait()
+            finally:
+                self._over.set()
+                self._kill()
+                reports.join(GRACE_S)
+        return self._end(code)
+
+    def abort(self, reason: str) -> None:
+        """From another thread."""
+        logger.warning("the script is ended: %s", reason)
+        self._kill()
+
+    def _start(self, command: list[str], line: int | None) -> "subprocess.Popen[str]":
+        variables = {**os.environ, **environment(self._order, self._folder)}
+        if line is not None:
+            variables[lifeline.VARIABLE] = str(line)
+        return subprocess.Popen(
+            command,
+            cwd=self._folder,
+            env=variables,
+            pass_fds=() if line is None else (line,),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            encoding="utf-8",
+            errors="replace",
+        )
+
+    def _copy(self, stream: IO[str]) -> None:
+        """What it prints belongs into the log; its last line may say why it has ended."""
+        while text := stream.readline(_LINE):
+            sys.stderr.write(text)
+            sys.stderr.flush()
+            if text.strip():
+                self._last_line = text.strip()
+
+    def _report(self) -> None:
+        """A script says nothing about its training that could be passed on."""
+        assert self._process is not None
+        process = psutil.Process(self._process.pid)
+        while not self._over.wait(max(self._order.report_s, 0.05)):
+            with contextlib.suppress(psutil.Error):
+                report = WorkReport(
+                    at=time.time() + self._order.clock_offset_s,
+                    epoch=self._work.epochs_done,
+                    memory_bytes=process.memory_info().rss,
+                )
+                self._speech.say(Report(report))
+
+    def _obey(self, action: Action) -> None:
+        if action != "stop":
+            logger.warning("a script cannot be told to %s", action)
+            return
+        self._was_stopped = True
+        if self._process is not None and self._process.poll() is None:
+            # As Ctrl-C does: the others of its cluster are told by it.
+            with contextlib.suppress(ProcessLookupError):
+                self._process.send_signal(
+                    signal.SIGTERM if sys.platform == "win32" else signal.SIGINT
+                )
+
+    def _kill(self) -> None:
+        if self._process is not None and self._process.poll() is None:
+            self._process.kill()
+
+    def _end(self, code: int) -> WorkEnd:
+        saved = self._saves.is_new()
+        if code == 0:
+            epochs = self._work.training.epochs if saved else self._work.epochs_done
+            return WorkEnd(outcome="done", epochs_done=epochs, saved=saved)
+        if self._was_stopped:
+            return WorkEnd(
+                outcome="stopped",
+                epochs_done=self._work.epochs_done,
+                saved=saved,
+                reason="the script was interrupted",
+            )
+        how = f"signal {-code}" if code < 0 else f"code {code}"
+        said = f": {self._last_line}" if self._last_line else ""
+        return self._failed(f"the script ended with {how}{said}")
+
+    def _failed(self, reason: str) -> WorkEnd:
+        peer = _PEER.search(self._last_line)
+        return WorkEnd(
+            outcome="failed",
+            epochs_done=self._work.epochs_done,
+            reason=reason[:4000],
+            culprit=culprit_of(peer[1], self._work.node) if peer else None,
+        )
