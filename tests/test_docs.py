@@ -1,21 +1,35 @@
 """The programs in docs/ run as they are printed, in a folder that has the README's pool."""
 
 import contextlib
+import dataclasses
 import json
 import re
 import socket
 import sys
 from pathlib import Path
 
+import click
 import msgspec
 import pytest
 import torch
+from session.fake_office import Office
 from torchvision_shim import import_torchvision
 
 from ravnest import clusterize, model_fusion
+from ravnest.cli import COMMANDS, cli
+from ravnest.client.address import ServerAddress
+from ravnest.client.known import Access, remember
 from ravnest.launch import launch, planned_nodes
 from ravnest.plan import Plan
+from ravnest.recipes.losses import LOSSES
+from ravnest.recipes.metrics import METRICS
+from ravnest.recipes.optimizers import OPTIMIZERS
+from ravnest.recipes.schedules import SCHEDULES
+from ravnest.recipes.transforms import TRANSFORMS
 from ravnest.rundir import RunDir
+from ravnest.session.preparing import prepare
+from ravnest.session.programs import load_request
+from ravnest.session.request import SETTINGS, JobRequest
 from ravnest.stage import operators
 from ravnest.stage.local import LocalPipeline
 from ravnest.stage.package import load_package
@@ -155,11 +169,74 @@ def test_a_provider_script_with_callbacks_and_a_loop_of_its_own(tmp_path, monkey
     assert any(line.endswith("False 5 0") for line in lines)
 
 
+def test_a_file_for_submit(tmp_path, monkeypatch):
+    """It becomes what is sent, and a few rows go through model and loss."""
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    path = tmp_path / "digits.py"
+    path.write_text(programs("docs/server.md")[0])
+    spec = prepare(load_request(path), tmp_path / "sent").spec
+    assert (spec.train.rows, spec.validation.rows) == (1438, 359)
+    assert spec.training.epochs == 5
+
+
+def test_a_session(tmp_path, monkeypatch, capsys):
+    """With a server that trains in no time, and was used last on this machine."""
+    monkeypatch.setenv("RAVNEST_HOME", str(tmp_path / "home"))
+    monkeypatch.chdir(tmp_path)
+    with Office() as office:
+        remember(Access(ServerAddress.parse(office.url, insecure=True)), tmp_path / "home")
+        run(programs("docs/server.md")[1])
+    assert "Verdict: " in capsys.readouterr().out
+    assert (tmp_path / "trained.pt").exists()
+    assert office.specs["j0"].recipe.losses[0].params == {"label_smoothing": 0.1}
+
+
+def test_the_names_of_all_recipes_are_listed():
+    """Those of docs/server.md, and no others."""
+    text = (ROOT / "docs" / "server.md").read_text(encoding="utf-8")
+    for kind, registry in {
+        "losses": LOSSES,
+        "optimizers": OPTIMIZERS,
+        "schedules": SCHEDULES,
+        "metrics": METRICS,
+        "transforms": TRANSFORMS,
+    }.items():
+        (row,) = re.findall(rf"^\| {kind} \| (.*) \|$", text, re.MULTILINE)
+        assert re.findall(r"`(\w+)`", row) == sorted(registry)
+
+
+def test_every_setting_is_explained():
+    text = (ROOT / "docs" / "server.md").read_text(encoding="utf-8")
+    named = set(re.findall(r"`(\w+)`", text))
+    own = {field.name for field in dataclasses.fields(JobRequest)} - {
+        "settings",
+        "script",
+        "script_arguments",
+    }
+    assert named >= own | set(SETTINGS)
+
+
+@pytest.mark.parametrize("document", ["server.md", "security.md", "troubleshooting.md"])
+def test_commands_and_options_in_the_text_exist(document):
+    """Each `ravnest …` is typed as it could be; options are those of that command."""
+    text = (ROOT / "docs" / document).read_text(encoding="utf-8")
+    for line in re.findall(r"ravnest ([a-z]+[^`\n]*)", text):
+        words = line.split()
+        if words[0] not in COMMANDS:
+            continue
+        command = cli.get_command(click.Context(cli), words[0])
+        if isinstance(command, click.Group) and words[1:2] and words[1] in command.commands:
+            command = command.commands[words[1]]
+        known = {option for param in command.params for option in param.opts}
+        assert {word.strip("[]()") for word in words if word.startswith("--")} <= known, line
+
+
 def test_every_program_is_run_by_a_test():
     """A new one in the documentation needs a test above."""
     found = {path.name: len(programs(f"docs/{path.name}")) for path in ROOT.glob("docs/*.md")}
     assert {name: count for name, count in found.items() if count} == {
         "averaging.md": 2,
         "models.md": 2,
+        "server.md": 2,
         "training.md": 4,
     }
