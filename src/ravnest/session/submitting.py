@@ -9,14 +9,20 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
+import msgspec
+
+from ravnest.api.limits import encode
 from ravnest.api.views import JobView
 from ravnest.client.http import HttpClient
 from ravnest.client.transfers import upload_blob
+from ravnest.errors import ServerError
 from ravnest.planning.figures import quantity, size
 from ravnest.session.preparing import Prepared, prepare
 from ravnest.session.request import JobRequest
 
 logger = logging.getLogger("ravnest.session")
+
+CHECKED_S = 1800.0
 
 Progress = Callable[[str, int, int], None]
 """(what, bytes done, bytes in all)"""
@@ -26,7 +32,24 @@ def submit(client: HttpClient, request: JobRequest, progress: Progress | None = 
     with tempfile.TemporaryDirectory(prefix="ravnest-submit-") as folder:
         prepared = prepare(request, Path(folder))
         send_files(client, prepared, progress)
-        return client.post("/jobs", prepared.spec, JobView)
+        return _post(client, prepared)
+
+
+def _post(client: HttpClient, prepared: Prepared) -> JobView:
+    """The server answers when it has checked the model, which may take it a while."""
+    headers = {"Content-Type": "application/json"}
+    content = encode(prepared.spec)
+    with client.open(
+        "POST", "/jobs", content=content, headers=headers, timeout_s=CHECKED_S
+    ) as answer:
+        body = answer.read()
+    try:
+        return msgspec.json.decode(body, type=JobView)
+    except msgspec.DecodeError as error:
+        raise ServerError(
+            f"{client.address} has taken the job, and answers with something this release does "
+            f"not understand ({error}); do server and client have the same version?"
+        ) from error
 
 
 def send_files(client: HttpClient, prepared: Prepared, progress: Progress | None = None) -> None:
