@@ -71,6 +71,7 @@ class Agent:
         self._errand: Errand | None = None
         self._preparing: asyncio.Task[None] | None = None
         self._tasks: set[asyncio.Task[None]] = set()
+        self._removing: set[asyncio.Task[None]] = set()
         self._clockwork = Clockwork(self._beat, self._overdue, self._set_resting)
         self._load = Load()
         self._hello_at = 0.0
@@ -113,6 +114,8 @@ class Agent:
             self._errand.worker.kill("the agent has ended")
             # Its end is recorded before the folder is looked at again.
             await asyncio.wait(self._tasks, timeout=_GOODBYE_S)
+        if self._removing:
+            await asyncio.wait(self._removing, timeout=_GOODBYE_S)
         for task in (channel, *self._tasks):
             task.cancel()
         await asyncio.gather(channel, *self._tasks, return_exceptions=True)
@@ -307,7 +310,9 @@ class Agent:
         self._errand = None
         if failed and (kept := self._folders.keep_log(name)) is not None:
             self._show("log", f"what the worker wrote is in {kept}")
-        self._go(self._remove(errand))
+        task = self._go(self._remove(errand))
+        self._removing.add(task)
+        task.add_done_callback(self._removing.discard)
 
     async def _remove(self, errand: Errand) -> None:
         if self._preparing is not None and not self._preparing.done():

@@ -54,7 +54,7 @@ async def join(
         if speed is None:
             speed = await _measured(settings, show)
         while True:
-            identity, is_new = _identity(settings, token, speed, show)
+            identity, is_new = await asyncio.to_thread(_identity, settings, token, speed, show)
             agent, struck = await _run(
                 settings, identity, speed, show, worker_command, pauses, on_agent
             )

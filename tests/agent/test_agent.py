@@ -1,0 +1,499 @@
+"""Agents against a server that says what the test says; workers are stand-ins."""
+
+import asyncio
+import contextlib
+import json
+import os
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+from made import assignment
+from toyserver import WAIT_S, ToyServer
+
+from ravnest.agent.channel import Pauses
+from ravnest.agent.folders import RESTARTED
+from ravnest.agent.identity import load_identity
+from ravnest.agent.joining import join
+from ravnest.agent.settings import AgentSettings
+from ravnest.agent.workload import Speed
+from ravnest.api.control import (
+    Assign,
+    Beat,
+    Begin,
+    Ended,
+    Hello,
+    Leaving,
+    Measured,
+    PeerAddress,
+    Prepared,
+    Probe,
+    Refused,
+    Rejected,
+    Reported,
+    Settled,
+    Steer,
+)
+from ravnest.api.machine import Caps
+from ravnest.api.work import Neighbour
+from ravnest.errors import RunDirError, ServerError, TokenError
+
+SPEED = Speed(device="cpu", gflops=50.0, torch="2")
+TOY = Path(__file__).parent / "toy_worker.py"
+
+
+class Running:
+    """One agent, as a task of the test's loop."""
+
+    def __init__(self, server, home, *, token=True, **settings):
+        self.lines = []
+        self._shown = asyncio.Queue()
+        self.agent = None
+        self._settings = AgentSettings(
+            **{
+                "address": server.address,
+                "home": home,
+                "name": "toy",
+                "listen": "127.0.0.1:0",
+                **settings,
+            }
+        )
+        self._token = server.token() if token is True else token or None
+
+    async def __aenter__(self):
+        self.task = asyncio.create_task(
+            join(
+                self._settings,
+                self._token,
+                self._show,
+                speed=SPEED,
+                worker_command=lambda folder: [sys.executable, str(TOY)],
+                pauses=Pauses(0.01, 0.05),
+                on_agent=lambda agent: setattr(self, "agent", agent),
+            )
+        )
+        return self
+
+    async def __aexit__(self, *_):
+        if not self.task.done():
+            self.agent.leave(now=True)
+        with contextlib.suppress(ServerError, TokenError, RunDirError):
+            async with asyncio.timeout(WAIT_S):
+                await self.task
+
+    def _show(self, event, text):
+        self.lines.append((event, text))
+        self._shown.put_nowait(event)
+
+    async def tells(self, event):
+        async with asyncio.timeout(WAIT_S):
+            while await self._shown.get() != event:
+                pass
+
+    def told(self, event):
+        return [text for kind, text in self.lines if kind == event]
+
+
+def run(test, tmp_path):
+    async def inside():
+        async with ToyServer(tmp_path / "server") as server:
+            await test(server)
+
+    asyncio.run(inside())
+
+
+def files(server, provider=7):
+    document = json.dumps({"node_id": provider, "template_path": "elsewhere", "x": 1}).encode()
+    return (
+        server.put("node.json", document),
+        server.put("package/graph.json", b"{}"),
+        server.put("data/train/0.bin", b"\1" * 300_000),
+    )
+
+
+def task(server, job="digits", provider=7, **changes):
+    given = {"files": files(server, provider), "job_name": job, **changes}
+    return assignment(f"a{provider}", provider=provider, **given)
+
+
+async def assign(server, given):
+    provider = given.provider
+    await server.hear(Measured, provider)
+    await server.say(provider, Assign(assignment=given))
+    return await server.hear(Prepared, provider)
+
+
+async def train(server, given):
+    await assign(server, given)
+    await server.say(given.provider, Begin(assignment=given.id))
+    return await server.hear(Reported, given.provider)
+
+
+def test_from_the_first_start_to_delivered_results(tmp_path, monkeypatch):
+    monkeypatch.setenv("RAVNEST_TOKEN", "secret")
+
+    async def test(server):
+        caps = Caps(threads=2)
+        async with Running(server, tmp_path / "home", caps=caps) as running:
+            hello = await server.hear(Hello)
+            assert (hello.state, hello.assignment, hello.caps) == ("idle", None, caps)
+            figures = (await server.hear(Measured)).figures
+            assert figures.gflops == 50.0
+            assert figures.memory_bytes > 0
+            assert min(figures.up_mbps, figures.down_mbps, figures.latency_ms) > 0
+            assert [each.rpartition(":")[0] for each in figures.addresses] == ["127.0.0.1"]
+            given = task(server)
+            await server.say(7, Assign(assignment=given))
+            assert await server.hear(Prepared) == Prepared(assignment="a7")
+            folder = tmp_path / "home" / "work" / "a7"
+            document = json.loads((folder / "node_data/nodes/node_7.json").read_text())
+            assert document == {"node_id": 7, "template_path": f"{folder}/package", "x": 1}
+            assert (folder / "data/train/0.bin").stat().st_size == 300_000
+            assert {path.name for path in (folder / "tls").iterdir()} == {
+                "ca.pem",
+                "certificate.pem",
+                "key.pem",
+            }
+            await server.say(7, Begin(assignment="a7"))
+            report = (await server.hear(Reported)).report
+            # The owner's threads, and none of the agent's own secrets.
+            assert report.notes == ("2", "False")
+            ended = await server.hear(Ended)
+            assert (ended.end.outcome, ended.end.epochs_done) == ("done", 3)
+            assert {each.path: each.size for each in ended.results} == {
+                "trained.json": 2,
+                "trained-0123456789abcdef.safetensors": 7,
+            }
+            assert server.results["trained-0123456789abcdef.safetensors"] == b"weights"
+            await server.say(7, Settled(assignment="a7"))
+            beat = await _beat_of(server, "idle")
+            assert beat.assignment is None
+            running.agent.leave()
+            assert await server.hear(Leaving) == Leaving(reason="asked to")
+            async with asyncio.timeout(WAIT_S):
+                assert await running.task is None
+            assert not folder.exists()
+            assert running.told("epoch") == ["training digits: epoch 2 of 3"]
+
+    run(test, tmp_path)
+
+
+async def _beat_of(server, state):
+    while (beat := await server.hear(Beat)).state != state:
+        pass
+    return beat
+
+
+def test_a_server_that_starts_anew_finds_the_worker_still_at_work(tmp_path):
+    async def test(server):
+        async with Running(server, tmp_path / "home"):
+            await train(server, task(server, "patience"))
+            await server.stop()
+            await server.start()
+            hello = await server.hear(Hello)
+            assert (hello.state, hello.assignment) == ("training", "a7")
+            await server.hear(Measured)
+            await server.say(7, Steer(assignment="a7", action="pause"))
+            assert (await server.hear(Reported)).report.notes == ("pause",)
+            await server.say(7, Steer(assignment="a7", action="stop"))
+            ended = await server.hear(Ended)
+            assert (ended.end.outcome, len(ended.results)) == ("stopped", 2)
+            # Not settled: said again on the next connection.
+            await server.stop()
+            await server.start()
+            assert await server.hear(Ended) == ended
+
+    run(test, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("job", "reason"),
+    [
+        ("crash", "ended with code 3 without a word; its log ends with"),
+        ("nonsense", "not understood"),
+        ("endless line", "a line of more than"),
+    ],
+)
+def test_a_worker_that_misbehaves_has_failed_and_its_log_is_kept(tmp_path, job, reason):
+    async def test(server):
+        async with Running(server, tmp_path / "home") as running:
+            await assign(server, task(server, job))
+            await server.say(7, Begin(assignment="a7"))
+            end = (await server.hear(Ended)).end
+            assert end.outcome == "failed"
+            assert reason in end.reason
+            await server.say(7, Settled(assignment="a7"))
+            await _beat_of(server, "idle")
+            assert "last-failed-worker.log" in running.told("log")[0]
+            kept = tmp_path / "home" / "last-failed-worker.log"
+            assert "hello from the log" in kept.read_text()
+
+    run(test, tmp_path)
+
+
+def test_a_worker_that_takes_more_memory_than_allowed_is_ended(tmp_path):
+    async def test(server):
+        async with Running(server, tmp_path / "home", caps=Caps(memory_bytes=150_000_000)):
+            await assign(server, task(server, "large"))
+            await server.say(7, Begin(assignment="a7"))
+            end = (await server.hear(Ended)).end
+            assert "its owner allows 143 MB" in end.reason
+
+    run(test, tmp_path)
+
+
+def test_a_dropped_worker_is_gone_and_the_provider_free(tmp_path):
+    async def test(server):
+        async with Running(server, tmp_path / "home") as running:
+            await train(server, task(server, "patience"))
+            process = psutil.Process(running.agent._errand.worker.pid)
+            await server.say(7, Steer(assignment="a7", action="drop"))
+            await _beat_of(server, "idle")
+            assert not process.is_running()
+
+    run(test, tmp_path)
+
+
+def test_what_cannot_be_fetched_or_belongs_nowhere_is_refused(tmp_path):
+    async def test(server):
+        wrong = task(server)
+        lost = server.put("package/weights.safetensors", b"1234")
+        server.files[lost.sha256] = b"4321"
+        stray = server.put("elsewhere/x", b"1")
+        other = server.put("node.json", b'{"node_id": 8}')
+        huge = type(lost)(path="data/train/huge", sha256="0" * 64, size=1 << 49)
+        missing = type(lost)(path="data/train/lost", sha256="0" * 64, size=1)
+        cases = {
+            "b1": ((lost,), "another content"),
+            "b2": ((stray,), "belongs nowhere"),
+            "b3": ((other,), "not that of this provider"),
+            "b4": ((huge,), "not enough disk"),
+            "b5": ((missing,), "no such file"),
+            "b6": ((lost, lost), "two files of the same name"),
+        }
+        async with Running(server, tmp_path / "home"):
+            await server.hear(Measured)
+            for name, (bad, reason) in cases.items():
+                given = assignment(name, files=bad)
+                await server.say(7, Assign(assignment=given))
+                refused = await server.hear(Refused)
+                assert (refused.assignment, reason in refused.reason) == (name, True), refused
+            # And it is none the worse for it.
+            await server.say(7, Assign(assignment=wrong))
+            await server.hear(Prepared)
+
+    run(test, tmp_path)
+
+
+def test_results_that_the_server_does_not_take_are_a_failure(tmp_path):
+    async def test(server):
+        server.refuses = "larger than the stage"
+        async with Running(server, tmp_path / "home"):
+            await train(server, task(server))
+            ended = await server.hear(Ended)
+            assert (ended.end.outcome, ended.results) == ("failed", ())
+            assert "larger than the stage" in ended.end.reason
+
+    run(test, tmp_path)
+
+
+def test_results_are_delivered_by_the_next_agent(tmp_path):
+    async def test(server):
+        async with Running(server, tmp_path / "home") as running:
+            await train(server, task(server, "patience"))
+            await server.stop()
+            running.agent.leave()
+            await running.tells("ended")
+            running.agent.leave(now=True)
+            async with asyncio.timeout(WAIT_S):
+                await running.task
+        await server.start()
+        async with Running(server, tmp_path / "home", token=False):
+            hello = await server.hear(Hello)
+            assert (hello.state, hello.assignment) == ("returning", "a7")
+            ended = await server.hear(Ended)
+            assert (ended.end.outcome, len(ended.results)) == ("stopped", 2)
+            assert server.results["trained.json"] == b"{}"
+
+    run(test, tmp_path)
+
+
+def test_work_that_was_cut_off_is_reported_by_the_next_agent(tmp_path):
+    async def test(server):
+        async with Running(server, tmp_path / "home"):
+            await train(server, task(server, "patience"))
+            folder = tmp_path / "home/work/a7"
+        # As if this machine had lost its power: nobody recorded an end.
+        (folder / "ended.json").unlink()
+        async with Running(server, tmp_path / "home", token=False):
+            ended = await server.hear(Ended)
+            assert (ended.end.outcome, ended.end.reason) == ("failed", RESTARTED)
+
+    run(test, tmp_path)
+
+
+def test_asked_twice_it_ends_at_once_with_its_worker(tmp_path):
+    async def test(server):
+        async with Running(server, tmp_path / "home") as running:
+            await train(server, task(server, "patience"))
+            process = psutil.Process(running.agent._errand.worker.pid)
+            running.agent.leave()
+            assert (await server.hear(Leaving)).now is False
+            running.agent.leave(now=True)
+            assert (await server.hear(Leaving)).now is True
+            async with asyncio.timeout(WAIT_S):
+                await running.task
+            assert not process.is_running()
+
+    run(test, tmp_path)
+
+
+@pytest.mark.parametrize("listens", [True, False])
+def test_two_workers_talk_directly_or_through_the_server(tmp_path, listens):
+    async def test(server):
+        listen = "127.0.0.1:0" if listens else None
+        async with (
+            Running(server, tmp_path / "one", listen=listen) as one,
+            Running(server, tmp_path / "two", listen=listen) as two,
+        ):
+            figures = {}
+            async with asyncio.timeout(WAIT_S):
+                while len(figures) < 2:
+                    who, message = await server.said.get()
+                    if isinstance(message, Measured):
+                        figures[who] = message.figures
+
+            def neighbour(provider):
+                return Neighbour(
+                    provider=provider,
+                    node=f"node_{provider}",
+                    plan_address=f"provider-{provider}:1",
+                    addresses=figures[provider].addresses,
+                )
+
+            listening = task(server, "echo", 7, neighbours=(neighbour(8),))
+            calling = task(server, "call", 8, neighbours=(neighbour(7),))
+            for given in (listening, calling):
+                await server.say(given.provider, Assign(assignment=given))
+                prepared = await server.hear(Prepared, given.provider)
+                other = 15 - given.provider
+                assert prepared.relayed == (() if listens else (other,))
+            await server.say(7, Begin(assignment="a7"))
+            await server.hear(Reported, 7)
+            await server.say(8, Begin(assignment="a8"))
+            ended = [await server.hear(Ended) for _ in range(2)]
+            assert {each.assignment: each.end.reason for each in ended} == {
+                "a7": "",
+                "a8": "heard all",
+            }
+            assert len(server.calls) == (0 if listens else 1)
+            assert one.task.done() is two.task.done() is False
+
+    run(test, tmp_path)
+
+
+def test_peers_are_measured_when_the_server_asks(tmp_path):
+    async def test(server):
+        async with (
+            Running(server, tmp_path / "one"),
+            Running(server, tmp_path / "two"),
+        ):
+            addresses = {}
+            async with asyncio.timeout(WAIT_S):
+                while len(addresses) < 2:
+                    who, message = await server.said.get()
+                    if isinstance(message, Measured):
+                        addresses[who] = message.figures.addresses
+            peers = (
+                PeerAddress(provider=8, addresses=addresses[8]),
+                # Somebody answers there, but it is not the one who is meant.
+                PeerAddress(provider=9, addresses=addresses[8]),
+                PeerAddress(provider=10, addresses=("127.0.0.1:1",)),
+            )
+            await server.say(7, Probe(peers=peers))
+            found = (await server.hear(Measured, 7)).figures.peers
+            speeds = {each.provider: each.mbps for each in found}
+            assert speeds[8] > 0
+            assert (speeds[9], speeds[10]) == (0, 0)
+
+    run(test, tmp_path)
+
+
+def test_an_identity_is_kept_and_needs_no_token_later(tmp_path):
+    async def test(server):
+        home = tmp_path / "home"
+        async with Running(server, home):
+            await server.hear(Hello)
+        identity = load_identity(home, server.address)
+        assert identity.provider == 7
+        for path in identity.folder.glob("*"):
+            assert path.name == "agent.lock" or path.stat().st_mode & 0o077 == 0
+        async with Running(server, home, token=False) as again:
+            await server.hear(Hello)
+            # While one is at work, there is no second one.
+            async with Running(server, home, token=False) as second:
+                with pytest.raises(RunDirError, match="--home"):
+                    await second.task
+            assert not again.task.done()
+        assert list(server.credentials.values()) == [7]
+
+    run(test, tmp_path)
+
+
+def test_without_identity_and_token_it_says_what_is_missing(tmp_path):
+    async def test(server):
+        async with Running(server, tmp_path / "home", token=False) as running:
+            with pytest.raises(TokenError, match=r"add --token"):
+                await running.task
+        async with Running(server, tmp_path / "home", token=server.token("viewer")) as running:
+            with pytest.raises(TokenError, match="token of a viewer"):
+                await running.task
+
+    run(test, tmp_path)
+
+
+def test_a_provider_that_was_removed_ends_and_joins_anew_only_with_a_token(tmp_path):
+    async def test(server):
+        home = tmp_path / "home"
+        async with Running(server, home) as running:
+            await server.hear(Measured)
+            await server.say(7, Rejected(reason="this provider was removed", final=True))
+            with pytest.raises(ServerError, match="was removed"):
+                await running.task
+        assert load_identity(home, server.address) is None
+        async with Running(server, home):
+            await server.hear(Measured)
+        # The server has forgotten it: with a token at hand it enrols again by itself.
+        server.credentials.clear()
+        server.credentials["another"] = 6
+        async with Running(server, home) as running:
+            await server.hear(Measured)
+            assert len(running.told("rejected")) == 1
+
+    run(test, tmp_path)
+
+
+def test_once_is_once(tmp_path):
+    async def test(server):
+        async with Running(server, tmp_path / "home", once=True) as running:
+            await train(server, task(server))
+            await server.hear(Ended)
+            await server.say(7, Settled(assignment="a7"))
+            async with asyncio.timeout(WAIT_S):
+                assert await running.task is None
+
+    run(test, tmp_path)
+
+
+def test_an_agent_does_not_load_torch():
+    import subprocess
+
+    program = (
+        "import sys, ravnest.agent.joining, ravnest.client.known; "
+        "print(sorted({'torch', 'numpy', 'grpc'} & set(sys.modules)))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, env=dict(os.environ)
+    )
+    assert done.stdout.strip() == "[]", done.stderr

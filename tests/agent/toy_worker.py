@@ -1,0 +1,93 @@
+"""Stands in for a worker: says what the name of its job asks for, and trains nothing."""
+
+import json
+import os
+import socket
+import sys
+import threading
+from pathlib import Path
+
+
+def say(**line):
+    print(json.dumps(line), flush=True)
+
+
+def end(outcome="done", **more):
+    say(type="end", end={"outcome": outcome, **more})
+
+
+def save():
+    Path("package").mkdir(exist_ok=True)
+    Path("package/trained-0123456789abcdef.safetensors").write_bytes(b"weights")
+    Path("package/trained.json").write_text("{}")
+
+
+def host_port(text):
+    host, _, port = text.rpartition(":")
+    return host, int(port)
+
+
+def echo(order):
+    """Sends back what one caller says, in capitals."""
+    with socket.create_server(host_port(order["listen"])) as server:
+        say(type="report", report={"at": 1.0, "notes": ["listening"]})
+        caller, _ = server.accept()
+        with caller:
+            while piece := caller.recv(1 << 16):
+                caller.sendall(piece.upper())
+    end()
+
+
+def call(order):
+    """Says a lot to its only neighbour and checks what comes back."""
+    (address,) = order["routes"].values()
+    said = b"abc" * 500_000
+    with socket.create_connection(host_port(address)) as line:
+        threading.Thread(target=line.sendall, args=(said,)).start()
+        got = bytearray()
+        while len(got) < len(said):
+            piece = line.recv(1 << 16)
+            if not piece:
+                break
+            got += piece
+    end(reason="heard all" if bytes(got) == said.upper() else f"heard {len(got)} bytes")
+
+
+def main():
+    order = json.loads(Path("order.json").read_text())
+    job = order["assignment"]["job_name"]
+    print("hello from the log", file=sys.stderr, flush=True)
+    say(type="started")
+    if job == "crash":
+        print("out of luck", file=sys.stderr, flush=True)
+        return 3
+    if job == "nonsense":
+        print("not json", flush=True)
+        return sys.stdin.readline() and 0
+    if job == "endless line":
+        print("x" * (2 << 20), flush=True)
+        return sys.stdin.readline() and 0
+    if job in ("echo", "call"):
+        {"echo": echo, "call": call}[job](order)
+        return 0
+    if job == "large":
+        ballast = bytearray(os.urandom(1)) * (200 << 20)
+        say(type="report", report={"at": 1.0, "memory_bytes": len(ballast)})
+    notes = [os.environ.get("OMP_NUM_THREADS", "none"), str("RAVNEST_TOKEN" in os.environ)]
+    say(type="report", report={"at": 1.0, "epoch": 1, "notes": notes})
+    if job != "digits":
+        for line in sys.stdin:
+            action = json.loads(line)["action"]
+            say(type="report", report={"at": 2.0, "notes": [action]})
+            if action == "stop":
+                save()
+                end("stopped", saved=True, epochs_done=1)
+                return 0
+        return 1
+    save()
+    end(saved=True, epochs_done=3)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
