@@ -27,6 +27,7 @@ COMMANDS = (
     "plan",
     "provider",
     "run",
+    "server",
     "status",
     "submit",
     "token",

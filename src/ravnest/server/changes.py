@@ -50,6 +50,11 @@ class Forget(msgspec.Struct, frozen=True, array_like=True):
     job: str
 
 
+def clean(text: str) -> str:
+    """What every database can store: without the characters that are none."""
+    return text.replace("\0", "").encode("utf-8", "replace").decode()
+
+
 Change = Put | Remove | Event | Point | Forget
 
 

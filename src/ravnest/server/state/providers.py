@@ -7,8 +7,6 @@ from ravnest.server.state.events import EnrolledNow, ProviderSteered
 from ravnest.server.state.records import Provider
 from ravnest.server.state.world import Presence, World
 
-_OUT = {"paused": "was paused", "resting": "is outside its hours"}
-
 
 def enrolled(world: World, event: EnrolledNow, now: float) -> None:
     provider = Provider(
@@ -99,10 +97,9 @@ def _wish_to_leave(world: World, id: int, now: float) -> None:
         if provider.leaves:
             remove(world, provider, "has left", now)
         return
-    if presence.state in _OUT:
-        runs.depart(world, part, _OUT[presence.state], now)
-    elif provider.paused:
-        runs.depart(world, part, _OUT["paused"], now)
+    # A pause is not among the reasons: work that has begun goes on, for others wait for it.
+    if presence.state == "resting":
+        runs.depart(world, part, "is outside its hours", now)
     elif presence.leaving or provider.leaves:
         runs.depart(world, part, "leaves", now)
 
@@ -111,6 +108,10 @@ def measured(world: World, id: int, message: Measured, now: float) -> None:
     provider = world.providers[id]
     changed = provider.figures != message.figures
     provider.figures = message.figures
+    for peer in message.figures.peers:
+        if peer.mbps > 0 and peer.provider in world.providers:
+            world.reached.add(peer.provider)
+            world.out.providers.add(peer.provider)
     world.heard_of(id).seen_at = now
     world.save_provider(provider)
     if changed and id in world.free:

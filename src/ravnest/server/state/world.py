@@ -11,7 +11,7 @@ import msgspec
 
 from ravnest.api.control import AgentState, Beat, FromServer
 from ravnest.api.views import JobState
-from ravnest.server.changes import Event
+from ravnest.server.changes import Event, clean
 from ravnest.server.state.effects import Effects, Level, Order, Send
 from ravnest.server.state.records import Job, Part, Provider, Run
 
@@ -63,6 +63,8 @@ class World:
     at_work: dict[int, Part] = field(default_factory=dict)
     """Provider id → the part it has and has not ended."""
     free: set[int] = field(default_factory=set)
+    reached: set[int] = field(default_factory=set)
+    """Providers that another one has reached directly."""
     pool_version: int = 0
     """Grows with every change of who is free and what they can do."""
     pool_changed_at: float = 0.0
@@ -83,6 +85,15 @@ class World:
     def open_parts(self, job: str) -> Iterator[Part]:
         return (part for part in self.of_run.get(job, ()) if part.is_open)
 
+    def measured_mbps(self, one: int, other: int) -> float:
+        """Directly between two providers, as either has measured it; 0 if nobody has."""
+        found = 0.0
+        for near, far in ((one, other), (other, one)):
+            provider = self.providers.get(near)
+            peers = provider.figures.peers if provider and provider.figures else ()
+            found = max(found, *(peer.mbps for peer in peers if peer.provider == far), 0.0)
+        return found
+
     # ---- noting what changes
 
     def order(self, order: Order) -> None:
@@ -101,7 +112,7 @@ class World:
         provider: int | None = None,
     ) -> None:
         self.event_number += 1
-        self.out.notes.append(Event(self.event_number, now, level, text, job, provider))
+        self.out.notes.append(Event(self.event_number, now, level, clean(text), job, provider))
 
     def save_provider(self, provider: Provider) -> None:
         self.out.save(provider)
@@ -154,6 +165,12 @@ class World:
             provider = msgspec.json.decode(body, type=Provider)
             world.providers[provider.id] = provider
             world.presence[provider.id] = Presence(since=now)
+        world.reached = {
+            peer.provider
+            for provider in world.providers.values()
+            for peer in (provider.figures.peers if provider.figures else ())
+            if peer.mbps > 0
+        }
         for body in records.get("job", ()):
             job = msgspec.json.decode(body, type=Job)
             world.jobs[job.id] = job

@@ -1,0 +1,207 @@
+"""`ravnest server`: the intermediary between providers and requesters."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from ravnest.cli.messages import Messages
+
+if TYPE_CHECKING:
+    from ravnest.server.running import Ready
+
+_UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
+
+
+class Size(click.ParamType[int]):
+    """Bytes, as in 500M or 2G."""
+
+    name = "SIZE"
+
+    def convert(
+        self, value: object, param: click.Parameter | None, ctx: click.Context | None
+    ) -> int:
+        text = str(value).upper().removesuffix("B")
+        unit = text[-1:] if text[-1:] in _UNITS else ""
+        try:
+            size = int(float(text.removesuffix(unit)) * _UNITS[unit])
+        except ValueError:
+            size = -1
+        if size < 0:
+            self.fail(f"{value!r} is not a size like 500M or 2G", param, ctx)
+        return size
+
+
+@click.command("server")
+@click.option("--host", default="0.0.0.0", show_default=True, help="Address to listen on.")
+@click.option(
+    "--port",
+    type=click.IntRange(0, 65535),
+    default=8470,
+    show_default=True,
+    help="Port to listen on; 0 takes a free one.",
+)
+@click.option(
+    "--public",
+    multiple=True,
+    metavar="NAME",
+    help="A name or address by which others reach this machine; the first is shown to them.",
+)
+@click.option(
+    "--data",
+    type=click.Path(file_okay=False, path_type=Path),
+    metavar="DIR",
+    show_default="~/.ravnest/server",
+    help="Folder for everything that is kept.",
+)
+@click.option(
+    "--store",
+    metavar="URL",
+    show_default="SQLite in the folder",
+    help="Where records are kept: sqlite:///PATH or postgresql://USER:PASSWORD@HOST/DATABASE.",
+)
+@click.option("--name", default="ravnest", show_default=True, help="What the dashboard calls it.")
+@click.option(
+    "--dashboard",
+    type=click.Choice(["local", "open", "token"]),
+    default="local",
+    show_default=True,
+    help="Who may look without a token: this machine, everybody, nobody.",
+)
+@click.option("--insecure", is_flag=True, help="Without TLS: only behind something that has it.")
+@click.option(
+    "--max-upload", type=Size(), default="64G", show_default=True, help="Largest single file."
+)
+@click.option(
+    "--quota", type=Size(), default="1T", show_default=True, help="All files of jobs together."
+)
+@click.option(
+    "--token-hours",
+    type=click.FloatRange(min=0, min_open=True),
+    default=24.0,
+    show_default=True,
+    help="How long the first join token is good for.",
+)
+@click.option(
+    "--away",
+    type=click.FloatRange(min=1),
+    default=180.0,
+    show_default=True,
+    metavar="SECONDS",
+    help="How long a provider that is needed may be away before its run is given up.",
+)
+@click.option(
+    "--settle",
+    type=click.FloatRange(min=0),
+    default=2.0,
+    show_default=True,
+    metavar="SECONDS",
+    help="How long the pool must stay the same before it is planned with.",
+)
+@click.option(
+    "--plan-seconds",
+    type=click.FloatRange(min=1),
+    default=3600.0,
+    show_default=True,
+    help="Longest time for planning, or for fusing.",
+)
+@click.option(
+    "--plan-memory",
+    type=Size(),
+    default="0",
+    show_default="no limit",
+    help="Most memory for planning, or for fusing.",
+)
+@click.option("--print-json", is_flag=True, help="When ready, one line of JSON instead of text.")
+@click.pass_obj
+def command(
+    messages: Messages,
+    host: str,
+    port: int,
+    public: tuple[str, ...],
+    data: Path | None,
+    store: str | None,
+    name: str,
+    dashboard: str,
+    insecure: bool,
+    max_upload: int,
+    quota: int,
+    token_hours: float,
+    away: float,
+    settle: float,
+    plan_seconds: float,
+    plan_memory: int,
+    print_json: bool,
+) -> None:
+    """Run a server: providers join it, requesters hand it jobs, everybody sees what happens.
+
+    Everything it knows is in its folder (and its store) and is still there when it is started
+    again. Ctrl-C ends it; providers go on with what they have and come back when it does.
+    """
+    import asyncio
+
+    from ravnest.client.known import home
+    from ravnest.server.running import Listening, own_names, reached_at, serve
+    from ravnest.server.service.gate import Dashboard
+    from ravnest.server.service.service import Options
+    from ravnest.server.service.work import WorkLimits
+    from ravnest.server.state.world import Settings
+
+    looks: dict[str, Dashboard] = {"local": "local", "open": "open", "token": "token"}
+    options = Options(
+        folder=(data or home() / "server").absolute(),
+        name=name,
+        names=own_names(host, public),
+        dashboard=looks[dashboard],
+        most_upload_bytes=max_upload,
+        quota_bytes=quota,
+        settings=Settings(away_s=away, settle_s=settle),
+        work=WorkLimits(seconds=plan_seconds, memory_bytes=plan_memory),
+    )
+    address = reached_at(host, public)
+
+    def ready(server: "Ready") -> None:
+        show = _as_json if print_json else _as_text
+        show(server, address, options.folder)
+        messages.show_steps()
+
+    listening = Listening(host, port, tls=not insecure)
+    asyncio.run(serve(options, listening, ready, store=store, token_hours=token_hours))
+
+
+def _url(ready: "Ready", host: str) -> str:
+    shown = f"[{host}]" if ":" in host else host
+    return f"{ready.scheme}://{shown}:{ready.port}"
+
+
+def _as_json(ready: "Ready", host: str, folder: Path) -> None:
+    import msgspec
+
+    line = {
+        "port": ready.port,
+        "url": _url(ready, "127.0.0.1"),
+        "public_url": _url(ready, host),
+        "data": str(folder),
+        "operator_token_file": str(ready.operator_token),
+        "join_token": ready.join_token,
+    }
+    click.echo(msgspec.json.encode(line).decode())
+
+
+def _as_text(ready: "Ready", host: str, folder: Path) -> None:
+    url, local = _url(ready, host), _url(ready, "127.0.0.1")
+    insecure = "" if ready.scheme == "https" else " --insecure"
+    click.echo(f"Ravnest {ready.service.version} serves {url}; its folder is {folder}")
+    click.echo(f"Dashboard: {local}/ (on this machine)")
+    click.echo("")
+    if ready.join_token is not None:
+        click.echo("On every machine that is to take part:")
+        click.echo(f"    ravnest join {url} --token {ready.join_token}{insecure}")
+    else:
+        click.echo("Machines that have joined come back by themselves, and tokens made before are")
+        click.echo("good until they expire. A new one to join with:")
+        click.echo("    ravnest token make provider")
+    click.echo("To train a model, on this machine:")
+    click.echo(f"    ravnest submit train.py --server {local}{insecure}")
+    click.echo("and elsewhere the same with a token from: ravnest token make requester")
+    click.echo("")

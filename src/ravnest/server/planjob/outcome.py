@@ -1,0 +1,52 @@
+"""What the server and its planning processes hand to each other, as files in the run's folder.
+
+Neither torch nor a model is needed to read any of this.
+"""
+
+from typing import Literal
+
+import msgspec
+
+from ravnest.api.jobs import JobSpec
+from ravnest.api.views import PlanView, RingView
+from ravnest.plan import ProviderSpec
+from ravnest.server.state.records import PlanFacts
+
+ORDER = "planjob.json"
+OUTCOME = "outcome.json"
+PLACES = "places.json"
+PARTS = "parts"
+
+Task = Literal["check", "plan", "fuse"]
+
+
+class PlanOrder(msgspec.Struct, frozen=True, kw_only=True):
+    """What is to be done in this folder; paths are absolute."""
+
+    task: Task
+    spec: JobSpec | None = None
+    job: str = ""
+    model: str = ""
+    """Folder of the model as it was handed in."""
+    run: int = 0
+    pool: tuple[ProviderSpec, ...] = ()
+    weights: str = ""
+    """Fused weights (safetensors) to begin from; empty for those of the model."""
+    epochs_done: int = 0
+    cluster: int = 0
+    results: str = ""
+    """Folder with a folder of results for each provider."""
+    output: str = ""
+
+
+class PlanOutcome(msgspec.Struct, frozen=True, kw_only=True):
+    """How it ended. Without `error`, all files that go with the task are there."""
+
+    error: str = ""
+    unfit: bool = False
+    """The error is about the pool: another one may do."""
+    facts: PlanFacts | None = None
+    view: PlanView | None = None
+    rings: tuple[RingView, ...] = ()
+    result_bytes: int = 0
+    warnings: tuple[str, ...] = ()

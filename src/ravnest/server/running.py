@@ -1,0 +1,232 @@
+"""A server from its folder to its end: authority, store, first tokens, listening, signals."""
+
+import asyncio
+import contextlib
+import datetime
+import ipaddress
+import logging
+import signal
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+import uvicorn
+
+from ravnest.api.limits import encode
+from ravnest.api.requests import NewToken, Role
+from ravnest.errors import ServerError, TokenError
+from ravnest.server.authority import open_authority, server_certificate
+from ravnest.server.changes import Put
+from ravnest.server.folders import PRIVATE, Folders, write_whole
+from ravnest.server.service.app import make_app
+from ravnest.server.service.control import MESSAGE_BYTES
+from ravnest.server.service.service import Options, Service
+from ravnest.server.store import Store, open_store
+
+logger = logging.getLogger("ravnest.server")
+
+_OPERATOR_HOURS = 24.0 * 365 * 10
+_GRACE_S = 10
+_BACKLOG = 2048
+
+
+@dataclass(frozen=True)
+class Listening:
+    """Where and how the server is reached."""
+
+    host: str = "0.0.0.0"
+    port: int = 8470
+    tls: bool = True
+
+
+@dataclass(frozen=True)
+class Ready:
+    """A server that answers."""
+
+    port: int
+    scheme: str
+    operator_token: Path
+    join_token: str | None
+    """Made at the first start; those of later starts are made by the operator."""
+    service: Service
+    stop: Callable[[], None]
+    """May be called from any thread."""
+
+
+async def serve(
+    options: Options,
+    listening: Listening,
+    on_ready: Callable[[Ready], None],
+    *,
+    store: str | None = None,
+    token_hours: float = 24.0,
+) -> None:
+    """Until a signal comes, `Ready.stop` is called, or the store fails (a `ServerError`)."""
+    folders = Folders(options.folder)
+    folders.make()
+    now = datetime.datetime.now(datetime.UTC)
+    authority = open_authority(folders.authority, now)
+    certificate, key = server_certificate(authority, folders.authority, options.names, now)
+    with _listen(listening) as listener, _opened(store or str(folders.database)) as opened:
+        service = Service(options, opened, authority)
+        join_token = await _first_tokens(service, token_hours)
+        port = listener.getsockname()[1]
+        scheme = "https" if listening.tls else "http"
+        write_whole(folders.root / "address", f"{scheme}://127.0.0.1:{port}\n".encode())
+        config = uvicorn.Config(
+            make_app(service),
+            http="httptools",
+            ws="websockets-sansio",
+            ws_max_size=MESSAGE_BYTES,
+            ws_per_message_deflate=False,
+            ws_ping_interval=20.0,
+            ws_ping_timeout=20.0,
+            access_log=False,
+            log_config=None,
+            proxy_headers=False,
+            server_header=False,
+            backlog=_BACKLOG,
+            timeout_graceful_shutdown=_GRACE_S,
+            ssl_certfile=certificate if listening.tls else None,
+            ssl_keyfile=key if listening.tls else None,
+        )
+        loop = asyncio.get_running_loop()
+
+        def ready(server: _Server) -> None:
+            def stop() -> None:
+                loop.call_soon_threadsafe(server.end)
+
+            token = folders.operator_token
+            on_ready(Ready(port, scheme, token, join_token, service, stop))
+
+        await _Server(config, service, ready).serve([listener])
+        if service.core.failure is not None:
+            raise ServerError(str(service.core.failure))
+
+
+class _Server(uvicorn.Server):
+    def __init__(
+        self, config: uvicorn.Config, service: Service, ready: Callable[["_Server"], None]
+    ) -> None:
+        super().__init__(config)
+        self._service = service
+        self._ready = ready
+        self._watch: asyncio.Task[None] | None = None
+
+    def end(self) -> None:
+        """In order; at once if it is asked for twice."""
+        self.force_exit = self.should_exit
+        self.should_exit = True
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        self._watch = asyncio.create_task(self._end_with_the_store())
+        self._ready(self)
+
+    async def _end_with_the_store(self) -> None:
+        await self._service.core.failed.wait()
+        self.should_exit = True
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        self._service.begin_to_close()
+        if self._watch is not None:
+            self._watch.cancel()
+        await super().shutdown(sockets)
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Signals end the server and nothing else; a thread that runs one gets none."""
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        kinds = (signal.SIGINT, signal.SIGTERM)
+        before = [signal.signal(kind, lambda *_: self.end()) for kind in kinds]
+        try:
+            yield
+        finally:
+            for kind, handler in zip(kinds, before, strict=True):
+                signal.signal(kind, handler)
+
+
+@contextlib.contextmanager
+def _listen(listening: Listening) -> Iterator[socket.socket]:
+    family = socket.AF_INET6 if ":" in listening.host else socket.AF_INET
+    with socket.socket(family, socket.SOCK_STREAM) as listener:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            listener.bind((listening.host, listening.port))
+        except OSError as error:
+            raise ServerError(
+                f"cannot listen on {listening.host}:{listening.port}: {error.strerror}; "
+                "another server may be running there (choose with --host and --port)"
+            ) from error
+        listener.listen(_BACKLOG)
+        yield listener
+
+
+@contextlib.contextmanager
+def _opened(url: str) -> Iterator[Store]:
+    store = open_store(url)
+    try:
+        yield store
+    finally:
+        store.close()
+
+
+async def _first_tokens(service: Service, hours: float) -> str | None:
+    """A token for the operator if there is no good one; at the first start one to join with."""
+    first = not service.access.shown()
+    path = service.folders.operator_token
+    if not _is_good(service, path):
+        token = await _make(service, "operator", "operator", _OPERATOR_HOURS)
+        write_whole(path, f"{token}\n".encode(), PRIVATE)
+    return await _make(service, "provider", "join", hours) if first else None
+
+
+async def _make(service: Service, role: Role, name: str, hours: float) -> str:
+    record, token = service.access.make(
+        NewToken(role=role, name=name, hours=hours), service.clock()
+    )
+    await service.core.keep([Put("token", record.id, encode(record))])
+    return str(token)
+
+
+def _is_good(service: Service, path: Path) -> bool:
+    try:
+        return service.access.caller(path.read_text().strip(), service.clock()).kind == "operator"
+    except (OSError, TokenError):
+        return False
+
+
+def own_names(host: str, more: tuple[str, ...] = ()) -> tuple[str, ...]:
+    """Names and addresses by which this machine may be reached, those that were given first."""
+    found = [*more, *([] if host in ("0.0.0.0", "::") else [host])]
+    found += ["localhost", "127.0.0.1", "::1", socket.gethostname()]
+    for addresses in psutil.net_if_addrs().values():
+        for address in addresses:
+            if address.family in (socket.AF_INET, socket.AF_INET6):
+                found.append(address.address.partition("%")[0])
+    return tuple(dict.fromkeys(name for name in found if _is_name(name)))
+
+
+def _is_name(name: str) -> bool:
+    """Whether it can be in a certificate."""
+    with contextlib.suppress(ValueError):
+        ipaddress.ip_address(name)
+        return True
+    return name.isascii() and all(part and len(part) < 64 for part in name.split("."))
+
+
+def reached_at(host: str, names: tuple[str, ...]) -> str:
+    """The address others should type: what was given, else this machine's way to the outside."""
+    if names:
+        return names[0]
+    if host not in ("0.0.0.0", "::"):
+        return host
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe, contextlib.suppress(OSError):
+        probe.connect(("192.0.2.1", 9))  # an address for documentation; nothing is sent
+        return str(probe.getsockname()[0])
+    return socket.gethostname()

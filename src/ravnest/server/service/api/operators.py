@@ -1,0 +1,70 @@
+"""What operators ask: tokens for others, and to steer providers."""
+
+from ravnest.api.limits import encode
+from ravnest.api.requests import NewToken, ProviderAction, TokenMade, TokenShown
+from ravnest.server.changes import Put
+from ravnest.server.service.calls import Call, Endpoint
+from ravnest.server.service.problems import Refusal
+from ravnest.server.service.service import Service
+from ravnest.server.state.events import ProviderSteered
+
+
+class _Operators:
+    def __init__(self, service: Service) -> None:
+        self._service = service
+
+    async def make_token(self, call: Call) -> TokenMade:
+        record, token = self._service.access.make(await call.body(NewToken), self._service.clock())
+        await self._service.core.keep([Put("token", record.id, encode(record))])
+        return TokenMade(id=record.id, token=str(token), expires_at=record.expires_at)
+
+    async def tokens(self, call: Call) -> list[TokenShown]:
+        return self._service.access.shown()
+
+    async def revoke(self, call: Call) -> None:
+        try:
+            record = self._service.access.revoke(call.path("token"))
+        except KeyError:
+            raise Refusal("not_found", "there is no token with this id") from None
+        await self._service.core.keep([Put("token", record.id, encode(record))])
+
+    async def steer(self, call: Call) -> None:
+        id = int(call.path("provider"))
+        known = self._service.world.providers.get(id)
+        if known is None or known.removed:
+            raise Refusal("not_found", f"there is no provider {id}")
+        wanted = await call.body(ProviderAction)
+        event = ProviderSteered(provider=id, action=wanted.action, by=call.caller.name)
+        await self._service.core.happen(event)
+
+
+def endpoints(service: Service) -> list[Endpoint]:
+    here = _Operators(service)
+    return [
+        Endpoint(
+            "POST",
+            "/api/v1/tokens",
+            "operate",
+            here.make_token,
+            "Make a token; shown once",
+            body=NewToken,
+            answer=TokenMade,
+        ),
+        Endpoint(
+            "GET",
+            "/api/v1/tokens",
+            "operate",
+            here.tokens,
+            "All tokens, without secrets",
+            answer=list[TokenShown],
+        ),
+        Endpoint("DELETE", "/api/v1/tokens/{token}", "operate", here.revoke, "Revoke a token"),
+        Endpoint(
+            "POST",
+            "/api/v1/providers/{provider:int}/action",
+            "operate",
+            here.steer,
+            "Pause, resume or remove a provider",
+            body=ProviderAction,
+        ),
+    ]

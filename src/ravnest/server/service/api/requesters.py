@@ -1,0 +1,209 @@
+"""What requesters ask: to keep files, to run jobs, to steer them, to have the result."""
+
+import re
+import secrets
+import shutil
+from pathlib import Path
+
+from starlette.responses import Response
+
+from ravnest.api.jobs import JobSpec
+from ravnest.api.limits import FileRef, encode
+from ravnest.api.requests import JobAction
+from ravnest.api.views import JobView
+from ravnest.errors import JobError
+from ravnest.server.changes import Put, Remove
+from ravnest.server.planjob.outcome import PlanOrder
+from ravnest.server.service.api.checking import check_job, missing_text
+from ravnest.server.service.api.providers import content_length
+from ravnest.server.service.calls import Call, Endpoint
+from ravnest.server.service.files import Download
+from ravnest.server.service.problems import Refusal
+from ravnest.server.service.service import Service
+from ravnest.server.state.events import JobSteered, Submitted
+from ravnest.server.state.records import Job
+
+SPEC_BYTES = 64 << 20
+_SHA256 = re.compile(r"[0-9a-f]{64}")
+RESULTS = {"safetensors": "trained_state_dict.safetensors", "pt": "trained_state_dict.pt"}
+
+
+class _Requesters:
+    def __init__(self, service: Service) -> None:
+        self._service = service
+
+    # ---- files
+
+    def _sha256(self, call: Call) -> str:
+        sha256 = call.path("sha256")
+        if _SHA256.fullmatch(sha256) is None:
+            raise Refusal("invalid", "a file is named by its SHA-256, 64 digits from 0 to f")
+        return sha256
+
+    async def has_blob(self, call: Call) -> Response:
+        size = self._service.files.size(self._sha256(call))
+        headers = {} if size is None else {"X-Size": str(size)}
+        return Response(status_code=404 if size is None else 200, headers=headers)
+
+    async def put_blob(self, call: Call) -> None:
+        sha256 = self._sha256(call)
+        size = content_length(call.request)
+        await self._service.files.receive_blob(sha256, size, call.request.stream())
+
+    # ---- jobs
+
+    async def submit(self, call: Call) -> JobView:
+        service = self._service
+        spec = await call.body(JobSpec, SPEC_BYTES)
+        if len(service.world.jobs) >= service.options.most_jobs:
+            raise Refusal("conflict", "the server has as many jobs as it can; delete some")
+        await service.files.off_loop(check_job, spec)
+        missing, wrong = await service.files.off_loop(self._not_here, spec)
+        if missing or wrong:
+            raise Refusal("conflict", missing_text(missing, wrong))
+        id = self._new_id()
+        folder = service.folders.job(id)
+        try:
+            await service.files.off_loop(self._place_model, spec, folder)
+            await self._check_model(spec, folder)
+            assert call.caller.token is not None
+            job = Job.of(id, spec, call.caller.token, call.caller.name, service.clock())
+            await service.core.happen(Submitted(job=job), [Put("spec", id, encode(spec))])
+        except BaseException:
+            if id not in service.world.jobs:
+                shutil.rmtree(folder, ignore_errors=True)
+            raise
+        return _shown(service, id)
+
+    def _new_id(self) -> str:
+        while (id := secrets.token_hex(3)) in self._service.world.jobs or id.isdigit():
+            pass
+        return id
+
+    def _not_here(self, spec: JobSpec) -> tuple[list[FileRef], list[FileRef]]:
+        """Files that were not uploaded, and those that are of another size."""
+        missing, wrong = [], []
+        for file in spec.files().values():
+            size = self._service.files.size(file.sha256)
+            if size is None:
+                missing.append(file)
+            elif size != file.size:
+                wrong.append(file)
+        return missing, wrong
+
+    def _place_model(self, spec: JobSpec, folder: Path) -> None:
+        model = folder / "model"
+        model.mkdir(parents=True)
+        for file in spec.model:
+            source, target = self._service.folders.blob(file.sha256), model / file.path
+            try:
+                target.hardlink_to(source)
+            except OSError:  # another file system, or one without links
+                shutil.copyfile(source, target)
+
+    async def _check_model(self, spec: JobSpec, folder: Path) -> None:
+        """In a process of its own: nobody knows what is in it."""
+        order = PlanOrder(task="check", spec=spec, model=str(folder / "model"))
+        outcome = await self._service.workshop.do(folder / "check", order)
+        if outcome.error:
+            raise JobError(f"the model was refused: {outcome.error}")
+
+    async def steer(self, call: Call) -> JobView | None:
+        service, job = self._service, job_of(self._service, call)
+        if call.caller.kind != "operator" and call.caller.token != job.owner:
+            raise Refusal("forbidden", "this job was submitted with another token")
+        wanted = await call.body(JobAction)
+        extra = [Remove("progress", job.id)] if wanted.action == "delete" else []
+        event = JobSteered(job=job.id, action=wanted.action, by=call.caller.name)
+        try:
+            await service.core.happen(event, extra)
+        except JobError as error:
+            raise Refusal("conflict", str(error)) from None
+        return None if wanted.action == "delete" else _shown(service, job.id)
+
+    async def result(self, call: Call) -> Response:
+        job = job_of(self._service, call)
+        kind = call.request.query_params.get("format", "safetensors")
+        if kind not in RESULTS:
+            raise Refusal("invalid", f"format is {kind[:40]!r}; known are {', '.join(RESULTS)}")
+        path = self._service.folders.result(job.id) / RESULTS[kind]
+        if not job.fused_run or not path.is_file():
+            raise Refusal("not_found", f"{job.id} has no fused weights yet; it is {job.state}")
+        headers = _hash_header(path)
+        return Download(
+            path,
+            headers=headers,
+            media_type="application/octet-stream",
+            filename=f"{job.id}-{RESULTS[kind]}",
+        )
+
+
+def _hash_header(path: Path) -> dict[str, str]:
+    """Fusion has written the hash beside the file."""
+    try:
+        return {"X-Sha256": path.with_name(f"{path.name}.sha256").read_text().strip()}
+    except OSError:
+        return {}
+
+
+def job_of(service: Service, call: Call) -> Job:
+    job = service.world.jobs.get(call.path("job"))
+    if job is None:
+        raise Refusal("not_found", f"there is no job {call.path('job')[:64]!r}")
+    return job
+
+
+def _shown(service: Service, id: str) -> JobView:
+    view = service.job_view(id)
+    assert view is not None
+    return view
+
+
+def endpoints(service: Service) -> list[Endpoint]:
+    here = _Requesters(service)
+    return [
+        Endpoint(
+            "HEAD",
+            "/api/v1/blobs/{sha256}",
+            "submit",
+            here.has_blob,
+            "Whether a file is there: 200 or 404",
+            limit="upload",
+        ),
+        Endpoint(
+            "PUT",
+            "/api/v1/blobs/{sha256}",
+            "submit",
+            here.put_blob,
+            "Hand in a file; its hash is checked",
+            limit="upload",
+        ),
+        Endpoint(
+            "POST",
+            "/api/v1/jobs",
+            "submit",
+            here.submit,
+            "Submit a job; its files are there already, else 409 with their hashes",
+            body=JobSpec,
+            answer=JobView,
+            limit="submit",
+        ),
+        Endpoint(
+            "POST",
+            "/api/v1/jobs/{job}/action",
+            "steer",
+            here.steer,
+            "Steer a job: one's own, or everybody's for an operator",
+            body=JobAction,
+            answer=JobView,
+        ),
+        Endpoint(
+            "GET",
+            "/api/v1/jobs/{job}/result",
+            "fetch",
+            here.result,
+            "The fused weights; Range is understood",
+            media="application/octet-stream",
+            query={"format": "safetensors or pt"},
+        ),
+    ]

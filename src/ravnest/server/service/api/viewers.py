@@ -1,0 +1,145 @@
+"""Everything that can be seen: at once, as a stream, and in detail."""
+
+import asyncio
+from collections.abc import Callable
+
+from starlette.responses import Response, StreamingResponse
+
+from ravnest.api.views import (
+    EventView,
+    JobDetail,
+    JobView,
+    Overview,
+    ProviderView,
+    Series,
+    Timeline,
+)
+from ravnest.server.service.api.requesters import job_of
+from ravnest.server.service.calls import Call, Endpoint
+from ravnest.server.service.live import TIMELINE_S
+from ravnest.server.service.problems import Refusal
+from ravnest.server.service.service import Service
+from ravnest.server.service.stream import MOST_LOOKING
+from ravnest.server.service.views import event_view
+
+_POINTS = 2000
+_MOST_EVENTS = 1000
+
+
+class _Viewers:
+    def __init__(self, service: Service) -> None:
+        self._service = service
+
+    async def overview(self, call: Call) -> Overview:
+        return self._service.stream.overview()
+
+    async def stream(self, call: Call) -> Response:
+        if self._service.stream.looking >= MOST_LOOKING:
+            raise Refusal("limited", "too many are looking already")
+        headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
+        content = self._service.stream.look()
+        return StreamingResponse(content, headers=headers, media_type="text/event-stream")
+
+    async def jobs(self, call: Call) -> list[JobView]:
+        return self._service.stream.jobs()
+
+    async def job(self, call: Call) -> JobDetail:
+        service, job = self._service, job_of(self._service, call)
+        view = service.job_view(job.id)
+        assert view is not None
+        return JobDetail(
+            job=view,
+            plan=service.plan_view(job.id),
+            run=service.run_view(job.id, over=True),
+            files=job.files,
+            bytes=job.bytes,
+        )
+
+    async def plan(self, call: Call) -> str:
+        plan = self._service.plan_view(job_of(self._service, call).id)
+        if plan is None:
+            raise Refusal("not_found", "there is no plan for this job yet")
+        return plan.report
+
+    async def series(self, call: Call) -> Series:
+        job = job_of(self._service, call).id
+        found = await asyncio.wrap_future(
+            self._service.core.store.ask(lambda db: db.points(job, _POINTS))
+        )
+        curves: dict[str, list[tuple[float, ...]]] = {}
+        for point in found:
+            if point.value is not None:
+                curve = curves.setdefault(f"{point.series}@{point.cluster}", [])
+                curve.append((point.step, point.epoch, point.at, point.value))
+        return Series(points={name: tuple(curve) for name, curve in curves.items()})
+
+    async def timeline(self, call: Call) -> Timeline:
+        service, job = self._service, job_of(self._service, call).id
+        seconds = call.number("seconds", 20.0, 0.1, TIMELINE_S)
+        live, now = service.live_run(job), service.clock()
+        if live is None:
+            return Timeline(began=now - seconds, ended=now, rows=())
+        return live.timeline(service.world.of_run[job], seconds, now)
+
+    async def events(self, call: Call) -> list[EventView]:
+        job = job_of(self._service, call).id if "job" in call.request.path_params else None
+        limit = int(call.number("limit", 100, 1, _MOST_EVENTS))
+        before = int(call.number("before", 0, 0, 1 << 62)) or None
+        found = await asyncio.wrap_future(
+            self._service.core.store.ask(lambda db: db.events(limit, job, before))
+        )
+        return [event_view(event) for event in found]
+
+    async def providers(self, call: Call) -> list[ProviderView]:
+        return self._service.stream.providers()
+
+    async def metrics(self, call: Call) -> Response:
+        kind = "text/plain; version=0.0.4; charset=utf-8"
+        return Response(self._service.metrics.text(), media_type=kind)
+
+
+def endpoints(service: Service, document: Callable[[], bytes]) -> list[Endpoint]:
+    here = _Viewers(service)
+
+    async def openapi(call: Call) -> Response:
+        return Response(document(), media_type="application/json")
+
+    def look(path: str, handler: object, summary: str, **more: object) -> Endpoint:
+        return Endpoint("GET", path, "look", handler, summary, **more)  # type: ignore[arg-type]
+
+    api, text = "/api/v1", "text/plain"
+    page = {"limit": "how many, at most 1000", "before": "number of an event: only older ones"}
+    return [
+        look(f"{api}/overview", here.overview, "Everything at once", answer=Overview),
+        look(
+            f"{api}/stream",
+            here.stream,
+            "Server-sent events: `overview` (Overview), then `update` (Changes)",
+            media="text/event-stream",
+            limit="stream",
+        ),
+        look(f"{api}/jobs", here.jobs, "All jobs", answer=list[JobView]),
+        look(f"{api}/jobs/{{job}}", here.job, "A job in detail", answer=JobDetail),
+        look(f"{api}/jobs/{{job}}/plan", here.plan, "Its plan, for people", media=text),
+        look(f"{api}/jobs/{{job}}/series", here.series, "Its curves", answer=Series),
+        look(
+            f"{api}/jobs/{{job}}/timeline",
+            here.timeline,
+            "Who computed what when",
+            answer=Timeline,
+            query={"seconds": "how far back, at most 60"},
+        ),
+        look(
+            f"{api}/jobs/{{job}}/events",
+            here.events,
+            "What happened to it",
+            answer=list[EventView],
+            query=page,
+        ),
+        look(f"{api}/providers", here.providers, "All providers", answer=list[ProviderView]),
+        look(f"{api}/events", here.events, "What happened", answer=list[EventView], query=page),
+        look("/metrics", here.metrics, "Figures for Prometheus", media=text),
+        look(f"{api}/metrics", here.metrics, "Figures for Prometheus", media=text),
+        look("/openapi.json", openapi, "This document"),
+        look(f"{api}/openapi.json", openapi, "This document"),
+    ]

@@ -1,0 +1,158 @@
+"""One request: who asks, what for, with which limits; and how its answer is written.
+
+A handler is given a `Call` and returns data. Whatever it refuses becomes a `Problem`, is logged
+with its reason and counted; whatever breaks becomes a `Problem` that tells strangers nothing.
+"""
+
+import logging
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal, TypeVar
+
+import msgspec
+from starlette.requests import HTTPConnection, Request
+from starlette.responses import Response
+
+from ravnest.errors import RavnestError
+from ravnest.server.access import ONLOOKER, Caller, Right
+from ravnest.server.service.gate import Gate
+from ravnest.server.service.problems import Code, Refusal
+
+logger = logging.getLogger("ravnest.server")
+
+BODY_BYTES = 1 << 20
+_Body = TypeVar("_Body")
+Method = Literal["GET", "PUT", "POST", "DELETE", "HEAD"]
+ALWAYS = {"X-Content-Type-Options": "nosniff", "Referrer-Policy": "no-referrer"}
+_encoder = msgspec.json.Encoder()
+
+
+@dataclass(frozen=True)
+class Call:
+    request: Request
+    caller: Caller
+    gate: Gate
+
+    def path(self, name: str) -> str:
+        return str(self.request.path_params[name])
+
+    def number(self, name: str, default: float, least: float, most: float) -> float:
+        """A number in the query."""
+        text = self.request.query_params.get(name)
+        if text is None:
+            return default
+        try:
+            value = float(text)
+        except ValueError:
+            value = float("nan")
+        if not least <= value <= most:
+            raise Refusal("invalid", f"{name} is {text[:40]!r}; expected {least:g} to {most:g}")
+        return value
+
+    async def body(self, kind: type[_Body], most: int = BODY_BYTES) -> _Body:
+        content = bytearray()
+        async for piece in self.request.stream():
+            content += piece
+            if len(content) > most:
+                raise Refusal("too_large", f"the body is larger than the {most} bytes allowed")
+        try:
+            return msgspec.json.decode(content, type=kind)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+            raise Refusal("invalid", f"the body is no valid {kind.__name__}: {error}") from None
+
+
+Handler = Callable[[Call], Awaitable[Any]]
+
+
+@dataclass(frozen=True)
+class Endpoint:
+    """A line of the table of routes; documentation is made of it as well."""
+
+    method: Method
+    path: str
+    right: Right | None
+    """None: also for strangers."""
+    handler: Handler
+    summary: str
+    body: Any = None
+    answer: Any = None
+    media: str = "application/json"
+    limit: str = "call"
+    query: Mapping[str, str] = field(default_factory=dict)
+    """Name of each query parameter, and what it is for."""
+
+
+def address_of(connection: HTTPConnection) -> str:
+    return connection.client.host if connection.client else "unknown"
+
+
+class Desk:
+    """Takes requests to their handlers."""
+
+    def __init__(self, gate: Gate, count: Callable[[str, str], None]) -> None:
+        self.gate = gate
+        self._count = count
+        """Route and outcome, for the metrics."""
+
+    def admit(self, connection: HTTPConnection, right: Right | None, limit: str) -> Caller:
+        """Whoever this is, if they may; a `Refusal` otherwise."""
+        address = address_of(connection)
+        caller = self.gate.caller(connection.headers, address)
+        if right is None:
+            self.gate.limit("stranger", address)
+            return caller or ONLOOKER
+        caller = self.gate.allow(caller, right)
+        self.gate.limit(limit, address if caller is ONLOOKER else caller.key)
+        return caller
+
+    def endpoint(self, route: Endpoint) -> Callable[[Request], Awaitable[Response]]:
+        async def serve(request: Request) -> Response:
+            try:
+                caller = self.admit(request, route.right, route.limit)
+                answer = await route.handler(Call(request, caller, self.gate))
+                response = written(answer)
+            except Exception as error:
+                response = self.refuse(request, route.path, error)
+            else:
+                self._count(route.path, str(response.status_code))
+            for name, value in ALWAYS.items():
+                response.headers.setdefault(name, value)
+            response.headers.setdefault("Cache-Control", "no-store")
+            return response
+
+        return serve
+
+    def refuse(self, connection: HTTPConnection, route: str, error: Exception) -> Response:
+        """The answer to something that is not done; the reason is logged, secrets are not in it."""
+        if isinstance(error, Refusal):
+            refusal = error
+        elif isinstance(error, RavnestError):
+            refusal = Refusal(_code_of(error), str(error))
+        else:
+            logger.error("%s failed", route, exc_info=error)
+            refusal = Refusal("failed", "the server failed at this; its log says why")
+        method = connection.scope.get("method", "WS")
+        logger.warning(
+            "refused %s %s from %s: %s (%s)",
+            method,
+            route,
+            address_of(connection),
+            refusal.error,
+            refusal.code,
+        )
+        self._count(route, refusal.code)
+        return refusal.response()
+
+
+def _code_of(error: RavnestError) -> Code:
+    return "invalid" if isinstance(error, ValueError) else "failed"
+
+
+def written(answer: Any) -> Response:
+    if isinstance(answer, Response):
+        return answer
+    if answer is None:
+        return Response(status_code=204)
+    if isinstance(answer, str):
+        return Response(answer, media_type="text/plain; charset=utf-8")
+    return Response(_encoder.encode(answer), media_type="application/json")

@@ -1,0 +1,77 @@
+"""The agents that are connected: one connection each, the newest."""
+
+import asyncio
+import logging
+
+import msgspec
+
+from ravnest.api.control import FromServer, Rejected
+
+logger = logging.getLogger("ravnest.server")
+
+_MOST_WAITING = 1000
+"""Messages to an agent that does not read them."""
+
+_encoder = msgspec.json.Encoder()
+
+
+class Connection:
+    """What goes to one agent; somebody else takes it from the queue and sends it."""
+
+    def __init__(self, provider: int, address: str) -> None:
+        self.provider = provider
+        self.address = address
+        self.outgoing: asyncio.Queue[str | None] = asyncio.Queue()
+        self.closed = False
+
+    def post(self, message: FromServer) -> None:
+        if self.closed:
+            return
+        if self.outgoing.qsize() >= _MOST_WAITING:
+            logger.warning("provider %d does not read what it is told", self.provider)
+            self.close()
+            return
+        self.outgoing.put_nowait(_encoder.encode(message).decode())
+
+    def close(self, reason: str = "", *, final: bool = False) -> None:
+        """After everything posted before, and last words if there are any."""
+        if self.closed:
+            return
+        if reason:
+            self.post(Rejected(reason=reason, final=final))
+        self.closed = True
+        self.outgoing.put_nowait(None)
+
+
+class Connections:
+    def __init__(self) -> None:
+        self._by_provider: dict[int, Connection] = {}
+
+    def __len__(self) -> int:
+        return len(self._by_provider)
+
+    def take(self, connection: Connection) -> bool:
+        """From now on this is the provider's connection; whether there was another before."""
+        old = self._by_provider.get(connection.provider)
+        if old is not None:
+            old.close("this provider has connected anew")
+        self._by_provider[connection.provider] = connection
+        return old is not None
+
+    def drop(self, connection: Connection) -> bool:
+        """Whether this was the provider's connection."""
+        if self._by_provider.get(connection.provider) is not connection:
+            return False
+        del self._by_provider[connection.provider]
+        return True
+
+    def get(self, provider: int) -> Connection | None:
+        return self._by_provider.get(provider)
+
+    def post(self, provider: int, message: FromServer) -> None:
+        if (connection := self._by_provider.get(provider)) is not None:
+            connection.post(message)
+
+    def close_all(self) -> None:
+        for connection in list(self._by_provider.values()):
+            connection.close("the server ends")

@@ -1,0 +1,178 @@
+"""Carries out what the state has decided: words to agents, processes that plan and fuse."""
+
+import asyncio
+import logging
+import shutil
+from collections.abc import Coroutine
+from typing import Any
+
+import msgspec
+
+from ravnest.api.jobs import JobSpec
+from ravnest.server.folders import Folders
+from ravnest.server.planjob.outcome import PlanOrder, PlanOutcome
+from ravnest.server.service.connections import Connections
+from ravnest.server.service.core import Core
+from ravnest.server.service.files import Files
+from ravnest.server.service.runfiles import RunFiles
+from ravnest.server.service.work import Workshop
+from ravnest.server.state.effects import (
+    Close,
+    Discard,
+    DropPlan,
+    Fuse,
+    Hand,
+    MakePlan,
+    Order,
+    Send,
+)
+from ravnest.server.state.events import Fused, FusingFailed, PlanFailed, PlanMade
+from ravnest.server.store import Store
+
+logger = logging.getLogger("ravnest.server")
+
+FUSED = "trained_state_dict.safetensors"
+
+
+class Errands:
+    def __init__(
+        self,
+        core: Core,
+        folders: Folders,
+        files: Files,
+        run_files: RunFiles,
+        connections: Connections,
+        workshop: Workshop,
+    ) -> None:
+        self._core = core
+        self._folders = folders
+        self._files = files
+        self._run_files = run_files
+        self._connections = connections
+        self._workshop = workshop
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def perform(self, order: Order) -> None:
+        match order:
+            case Send():
+                self._connections.post(order.provider, order.message)
+            case Hand():
+                self._hand(order)
+            case Close():
+                connection = self._connections.get(order.provider)
+                if connection is not None:
+                    connection.close(order.reason, final=order.final)
+            case MakePlan():
+                self._soon(self._plan(order))
+            case DropPlan():
+                self._workshop.cancel(f"plan {order.job}")
+            case Fuse():
+                self._fuse(order)
+            case Discard():
+                self._discard(order.job)
+            case _:
+                raise AssertionError(f"{type(order).__name__} is the core's to carry out")
+
+    def _soon(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._done)
+
+    def _done(self, task: "asyncio.Task[None]") -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            logger.error("an errand failed", exc_info=error)
+
+    async def close(self) -> None:
+        for task in list(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    # ---- assignments
+
+    def _hand(self, order: Hand) -> None:
+        part = self._core.world.parts.get(order.part)
+        if part is None or not part.is_open:
+            return
+        # Read here and not on a thread: what is said to an agent keeps its order.
+        self._connections.post(order.provider, self._run_files.assignment(part))
+
+    # ---- planning
+
+    async def _plan(self, order: MakePlan) -> None:
+        self._run_files.forget(order.job, order.run)
+        folder = self._folders.run(order.job, order.run)
+        spec = await read_spec(self._core.store, order.job)
+        if spec is None or order.job not in self._core.world.jobs:
+            return
+        await self._files.off_loop(lambda: shutil.rmtree(folder, ignore_errors=True))
+        weights = self._folders.result(order.job) / FUSED if order.fused_run else None
+        task = PlanOrder(
+            task="plan",
+            spec=spec,
+            job=order.job,
+            model=str(self._folders.job(order.job) / "model"),
+            run=order.run,
+            pool=order.pool,
+            weights=str(weights or ""),
+            epochs_done=order.epochs_done,
+        )
+
+        async def done(outcome: PlanOutcome) -> None:
+            self._planned(order, outcome)
+
+        self._workshop.start(f"plan {order.job}", folder, task, done)
+
+    def _planned(self, order: MakePlan, outcome: PlanOutcome) -> None:
+        if outcome.facts is not None and not outcome.error:
+            event = PlanMade(job=order.job, attempt=order.attempt, plan=outcome.facts)
+            self._core.happen(event)
+            return
+        reason = outcome.error or "planning left no plan behind"
+        self._core.happen(
+            PlanFailed(
+                job=order.job, attempt=order.attempt, reason=reason, hopeless=not outcome.unfit
+            )
+        )
+
+    # ---- fusing
+
+    def _fuse(self, order: Fuse) -> None:
+        run = self._folders.run(order.job, order.run)
+        folder = run / "fusing"
+        task = PlanOrder(
+            task="fuse",
+            job=order.job,
+            run=order.run,
+            cluster=order.cluster,
+            model=str(run / "node_data"),
+            results=str(run / "results"),
+            output=str(self._folders.result(order.job)),
+        )
+
+        async def done(outcome: PlanOutcome) -> None:
+            if outcome.error:
+                reason = outcome.error
+                self._core.happen(FusingFailed(job=order.job, run=order.run, reason=reason))
+            else:
+                size = outcome.result_bytes
+                self._core.happen(Fused(job=order.job, run=order.run, bytes=size))
+
+        self._workshop.start(f"fuse {order.job}", folder, task, done)
+
+    # ---- the end of a job
+
+    def _discard(self, job: str) -> None:
+        self._workshop.cancel(f"plan {job}")
+        self._workshop.cancel(f"fuse {job}")
+        self._run_files.forget(job)
+        self._soon(self._remove(job))
+
+    async def _remove(self, job: str) -> None:
+        folder = self._folders.job(job)
+        await self._files.off_loop(lambda: shutil.rmtree(folder, ignore_errors=True))
+
+
+async def read_spec(store: Store, job: str) -> JobSpec | None:
+    body = await asyncio.wrap_future(store.ask(lambda db: db.record("spec", job)))
+    return None if body is None else msgspec.json.decode(body, type=JobSpec)

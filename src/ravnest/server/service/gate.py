@@ -1,0 +1,91 @@
+"""At the door: who calls, from where, and whether that is too often.
+
+A caller without a token may look, if the server is told so: from this machine (`local`), from
+anywhere (`open`), or not at all (`token`). Looking from this machine means through the name of this
+machine as well: a page in a browser that makes its own name point here is turned away.
+"""
+
+import ipaddress
+import time
+from collections.abc import Callable, Iterable, Mapping
+from typing import Literal
+
+from ravnest.errors import TokenError
+from ravnest.server.access import ONLOOKER, Access, Caller, Right
+from ravnest.server.service.limits import RATES, Buckets
+from ravnest.server.service.problems import Refusal
+
+Dashboard = Literal["local", "open", "token"]
+
+
+class Gate:
+    def __init__(
+        self,
+        access: Access,
+        *,
+        names: Iterable[str],
+        dashboard: Dashboard = "local",
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self.access = access
+        self._names = {name.lower() for name in names}
+        self._dashboard = dashboard
+        self._clock = clock
+        self._buckets = Buckets(RATES)
+
+    def caller(self, headers: Mapping[str, str], address: str) -> Caller | None:
+        """Who this is, None for a stranger; a `Refusal` if what they show is not accepted."""
+        kind, _, bearer = headers.get("authorization", "").partition(" ")
+        if not kind:
+            return ONLOOKER if self._may_look(headers, address) else None
+        if not self._buckets.take("wrong", address, self._clock(), 0.0):
+            raise Refusal("limited", "too many wrong tokens from this address; wait a minute")
+        try:
+            if kind.lower() != "bearer":
+                raise TokenError("the Authorization header must be: Bearer TOKEN")
+            return self.access.caller(bearer.strip(), self._clock())
+        except TokenError as error:
+            if not self._buckets.take("wrong", address, self._clock()):
+                raise Refusal(
+                    "limited", "too many wrong tokens from this address; wait a minute"
+                ) from None
+            raise Refusal("unauthorized", str(error)) from None
+
+    def _may_look(self, headers: Mapping[str, str], address: str) -> bool:
+        if self._dashboard == "open":
+            return True
+        if self._dashboard == "token" or "x-forwarded-for" in headers or "forwarded" in headers:
+            return False
+        return _is_loopback(address) and self._is_our_name(headers.get("host", ""))
+
+    def _is_our_name(self, host: str) -> bool:
+        name = host.rpartition(":")[0] if host.rpartition(":")[2].isdigit() else host
+        name = name.strip("[]").lower()
+        try:
+            ipaddress.ip_address(name)
+        except ValueError:
+            return name in self._names
+        return True
+
+    def allow(self, caller: Caller | None, right: Right) -> Caller:
+        if caller is None:
+            raise Refusal("unauthorized", "a token is needed for this (Authorization: Bearer …)")
+        if not caller.may(right):
+            raise Refusal("forbidden", f"{_shown(caller)} may not do this; it takes: {right}")
+        return caller
+
+    def limit(self, kind: str, key: str, tokens: float = 1.0) -> None:
+        if not self._buckets.take(kind, key, self._clock(), tokens):
+            raise Refusal("limited", f"too many requests of this kind ({kind}); slow down")
+
+
+def _shown(caller: Caller) -> str:
+    kinds = {"machine": "a provider", "onlooker": "somebody without a token"}
+    return kinds.get(caller.kind, f"a {caller.kind} token")
+
+
+def _is_loopback(address: str) -> bool:
+    try:
+        return ipaddress.ip_address(address).is_loopback
+    except ValueError:
+        return False

@@ -1,0 +1,50 @@
+"""How a caller is told no: a status, a word for programs, a sentence for people."""
+
+import logging
+from typing import Literal
+
+import msgspec
+from starlette.responses import Response
+
+from ravnest.api.requests import Problem
+
+logger = logging.getLogger("ravnest.server")
+
+Code = Literal[
+    "unauthorized",
+    "forbidden",
+    "not_found",
+    "too_large",
+    "invalid",
+    "conflict",
+    "limited",
+    "failed",
+]
+STATUS: dict[Code, int] = {
+    "unauthorized": 401,
+    "forbidden": 403,
+    "not_found": 404,
+    "too_large": 413,
+    "invalid": 400,
+    "conflict": 409,
+    "limited": 429,
+    "failed": 500,
+}
+
+
+class Refusal(Exception):  # noqa: N818  it is an answer, not a mistake of ours
+    """Raised anywhere in a request; it becomes the answer."""
+
+    def __init__(self, code: Code, error: str) -> None:
+        super().__init__(error)
+        self.code = code
+        self.error = error
+
+    @property
+    def status(self) -> int:
+        return STATUS[self.code]
+
+    def response(self) -> Response:
+        body = msgspec.json.encode(Problem(error=self.error[:4000], code=self.code))
+        headers = {"WWW-Authenticate": "Bearer"} if self.code == "unauthorized" else None
+        return Response(body, self.status, headers, "application/json")

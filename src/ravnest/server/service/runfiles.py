@@ -1,0 +1,129 @@
+"""The files of runs: what planning has made for each provider, and what providers bring back."""
+
+import re
+from collections import OrderedDict
+from pathlib import Path
+
+import msgspec
+
+from ravnest.api.control import Assign
+from ravnest.api.limits import FileRef
+from ravnest.api.work import Assignment
+from ravnest.server.folders import Folders
+from ravnest.server.planjob.outcome import OUTCOME, PARTS, PLACES, PlanOutcome
+from ravnest.server.service.files import Files, hash_of
+from ravnest.server.service.problems import Refusal
+from ravnest.server.state.records import Part
+from ravnest.server.state.world import World
+
+_RESULT = re.compile(r"trained\.json|trained-[0-9a-f]{16}\.safetensors")
+_KNOWN = 512
+_LEAST_RESULT_BYTES = 16 << 20
+
+
+class RunFiles:
+    def __init__(self, folders: Folders, files: Files, world: World) -> None:
+        self._folders = folders
+        self._files = files
+        self._world = world
+        self._places: OrderedDict[str, dict[str, Path]] = OrderedDict()
+        self._outcomes: OrderedDict[tuple[str, int], PlanOutcome] = OrderedDict()
+        self._brought: dict[tuple[str, str], tuple[str, int]] = {}
+        """Assignment and name of a result → hash and size, as they were checked on arrival."""
+
+    # ---- what a plan says
+
+    def outcome(self, job: str, run: int) -> PlanOutcome | None:
+        """Of the planning of a run, if it is there. Small, and read once."""
+        if (job, run) not in self._outcomes:
+            try:
+                content = (self._folders.run(job, run) / OUTCOME).read_bytes()
+                found = msgspec.json.decode(content, type=PlanOutcome)
+            except (OSError, msgspec.DecodeError):
+                return None
+            self._outcomes[job, run] = found
+            if len(self._outcomes) > _KNOWN:
+                self._outcomes.popitem(last=False)
+        return self._outcomes[job, run]
+
+    def forget(self, job: str, run: int | None = None) -> None:
+        """What was known of a run that is planned anew, or of a job that is gone."""
+        for key in [key for key in self._outcomes if key[0] == job and run in (None, key[1])]:
+            del self._outcomes[key]
+        begin = f"{job}-" if run is None else f"{job}-{run}-"
+        for part in [part for part in self._places if part.startswith(begin)]:
+            del self._places[part]
+
+    # ---- what a provider gets
+
+    def assignment(self, part: Part) -> Assign:
+        """With the addresses at which its neighbours may be reached now."""
+        path = self._folders.run(part.job, part.run) / PARTS / f"{part.provider}.json"
+        found = msgspec.json.decode(path.read_bytes(), type=Assignment)
+        neighbours = tuple(
+            msgspec.structs.replace(neighbour, addresses=self._addresses(neighbour.provider))
+            for neighbour in found.neighbours
+        )
+        return Assign(assignment=msgspec.structs.replace(found, neighbours=neighbours))
+
+    def _addresses(self, provider: int) -> tuple[str, ...]:
+        known = self._world.providers.get(provider)
+        return known.figures.addresses if known is not None and known.figures else ()
+
+    async def file(self, part: Part, sha256: str) -> Path:
+        places = self._places.get(part.id)
+        if places is None:
+            places = await self._files.off_loop(self._read_places, part)
+            self._places[part.id] = places
+            if len(self._places) > _KNOWN:
+                self._places.popitem(last=False)
+        if sha256 not in places:
+            raise Refusal("not_found", "this file is not part of the assignment")
+        return places[sha256]
+
+    def _read_places(self, part: Part) -> dict[str, Path]:
+        """Every file of an assignment: from the run's own folder, or from those handed in."""
+        folder = self._folders.run(part.job, part.run)
+        made = msgspec.json.decode((folder / PLACES).read_bytes(), type=dict[str, str])
+        assignment = self.assignment(part).assignment
+        return {
+            file.sha256: folder / made[file.sha256]
+            if file.sha256 in made
+            else self._folders.blob(file.sha256)
+            for file in assignment.files
+        }
+
+    # ---- what a provider brings back
+
+    async def result_target(self, part: Part, name: str) -> tuple[Path, int]:
+        """Where a result goes, and how large it may be."""
+        if _RESULT.fullmatch(name) is None:
+            raise Refusal("invalid", f"{name[:80]!r} is not the name of a result")
+        assignment = (await self._files.off_loop(self.assignment, part)).assignment
+        package = sum(f.size for f in assignment.files if f.path.startswith("package/"))
+        most = 2 * max(package, 8 * part.parameters) + _LEAST_RESULT_BYTES
+        return self._folders.results(part.job, part.run, part.provider) / name, most
+
+    def has_come(self, part: Part, name: str, sha256: str, size: int) -> None:
+        self._brought[part.id, name] = (sha256, size)
+
+    async def whole(self, part: Part, results: tuple[FileRef, ...]) -> tuple[FileRef, ...]:
+        """Those of the files that are here and are what the provider says."""
+        return tuple([file for file in results if await self._is_whole(part, file)])
+
+    async def _is_whole(self, part: Part, file: FileRef) -> bool:
+        if _RESULT.fullmatch(file.path) is None:
+            return False
+        path = self._folders.results(part.job, part.run, part.provider) / file.path
+        known = self._brought.get((part.id, file.path))
+        try:
+            if known is None:  # it came before the server was restarted
+                size = path.stat().st_size
+                known = (await self._files.off_loop(hash_of, path), size)
+        except OSError:
+            return False
+        return known == (file.sha256, file.size)
+
+    def settled(self, part: Part) -> None:
+        for key in [key for key in self._brought if key[0] == part.id]:
+            del self._brought[key]

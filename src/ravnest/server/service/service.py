@@ -1,0 +1,301 @@
+"""All parts of a running server, put together, started and ended."""
+
+import asyncio
+import logging
+import re
+import shutil
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+import msgspec
+
+from ravnest.api.control import Ended, Reported
+from ravnest.api.views import JobView, PlanView, ProviderView, RunView, ServerView
+from ravnest.server.access import Access, TokenRecord
+from ravnest.server.authority import Authority
+from ravnest.server.changes import Event, Point, Put, clean
+from ravnest.server.folders import Folders
+from ravnest.server.metrics import Metrics
+from ravnest.server.relay import Relay
+from ravnest.server.service.calls import Desk
+from ravnest.server.service.connections import Connections
+from ravnest.server.service.control import ControlChannel
+from ravnest.server.service.core import Core
+from ravnest.server.service.errands import Errands
+from ravnest.server.service.files import Files
+from ravnest.server.service.gate import Dashboard, Gate
+from ravnest.server.service.live import LiveRun
+from ravnest.server.service.runfiles import RunFiles
+from ravnest.server.service.stream import Sight, Stream
+from ravnest.server.service.views import Progress, event_view, job_view, provider_view, run_view
+from ravnest.server.service.work import WorkLimits, Workshop
+from ravnest.server.state.events import PartEnded, Started
+from ravnest.server.state.parts import own_part
+from ravnest.server.state.world import Settings, World
+from ravnest.server.store import Store
+
+logger = logging.getLogger("ravnest.server")
+
+_SERIES = re.compile(r"[\w/.@ -]{1,80}")
+_PROGRESS_S = 10.0
+_LARGEST = 1 << 53
+_DAY_S = 24 * 3600.0
+
+
+@dataclass(frozen=True)
+class Options:
+    """What the owner of a server decides."""
+
+    folder: Path
+    name: str = "ravnest"
+    names: tuple[str, ...] = ("localhost",)
+    """By which others reach it; in its certificate."""
+    dashboard: Dashboard = "local"
+    most_upload_bytes: int = 64 << 30
+    quota_bytes: int = 1 << 40
+    most_providers: int = 10_000
+    most_jobs: int = 1000
+    settings: Settings = field(default_factory=Settings)
+    work: WorkLimits = field(default_factory=WorkLimits)
+
+
+class Service:
+    """Made inside the event loop that will run it."""
+
+    def __init__(
+        self,
+        options: Options,
+        store: Store,
+        authority: Authority,
+        *,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self.options = options
+        self.authority = authority
+        self.clock = clock
+        self.folders = Folders(options.folder)
+        self.started_at = clock()
+        records = {
+            kind: [body for _, body in _now(store, kind)]
+            for kind in ("provider", "job", "run", "part", "token", "progress")
+        }
+        events, points = store.ask(lambda db: db.last_numbers()).result()
+        self.world = World.rebuilt(records, options.settings, events, self.started_at)
+        self.core = Core(self.world, store, clock=clock)
+        self.core.number_points_from(points)
+        tokens = [msgspec.json.decode(body, type=TokenRecord) for body in records["token"]]
+        self.access = Access(authority.fingerprint, tokens, self._credential_digest)
+        self.gate = Gate(self.access, names=options.names, dashboard=options.dashboard, clock=clock)
+        self.metrics = Metrics(self.world)
+        self.desk = Desk(self.gate, self.metrics.count_call)
+        self.connections = Connections()
+        self.files = Files(
+            self.folders, most_bytes=options.most_upload_bytes, quota_bytes=options.quota_bytes
+        )
+        self.run_files = RunFiles(self.folders, self.files, self.world)
+        self.workshop = Workshop(options.work)
+        self.errands = Errands(
+            self.core, self.folders, self.files, self.run_files, self.connections, self.workshop
+        )
+        self.live: dict[str, LiveRun] = {}
+        self.progress = {
+            progress.job: progress
+            for progress in (msgspec.json.decode(b, type=Progress) for b in records["progress"])
+        }
+        self.stream = Stream(Sight(self.server_view, self._provider, self.job_view, self.run_view))
+        self.relay = Relay(self.world, self.desk, self.connections, count=self.metrics.relayed.inc)
+        self.control = ControlChannel(
+            self.core, self.desk, self.connections, reported=self.reported, ended=self.ended
+        )
+        self.core.perform = self.errands.perform
+        self.core.watcher = self.stream
+        self.metrics.relays.set_function(lambda: self.relay.links)
+        self.metrics.gauge(
+            "ravnest_connections", "Agents that are connected", lambda: len(self.connections)
+        )
+        self.metrics.gauge("ravnest_looking", "Streams of events", lambda: self.stream.looking)
+        self.metrics.gauge(
+            "ravnest_blob_bytes", "Of files that were handed in", lambda: self.files.held_bytes
+        )
+        self.version = _version()
+
+    def _credential_digest(self, provider: int) -> str | None:
+        known = self.world.providers.get(provider)
+        return known.digest if known is not None and not known.removed else None
+
+    # ---- beginning and end
+
+    async def start(self) -> None:
+        await self.files.off_loop(self._tidy)
+        last = await asyncio.wrap_future(self.core.store.ask(lambda db: db.events(100)))
+        present = [p.id for p in self.world.providers.values() if not p.removed]
+        self.stream.begin(present, self.world.jobs, map(event_view, last))
+        self.core.happen(Started())
+
+    def _tidy(self) -> None:
+        """Files of jobs that are gone, or that never came to be."""
+        self.files.begin()
+        for folder in self.folders.jobs.iterdir():
+            if folder.name not in self.world.jobs:
+                shutil.rmtree(folder, ignore_errors=True)
+        needed: set[str] = set()
+        specs = self.core.store.ask(lambda db: db.records("spec")).result()
+        for _, body in specs:
+            needed.update(_hashes(body))
+        gone = self.files.forget_blobs(needed, self.clock() - _DAY_S)
+        if gone:
+            logger.info("removed %d files that no job needs", gone)
+
+    def begin_to_close(self) -> None:
+        """Let go of everybody; requests that are being answered may end."""
+        self.core.close()
+        self.stream.close()
+        self.connections.close_all()
+
+    async def close(self) -> None:
+        self.begin_to_close()
+        await self.workshop.close()
+        await self.errands.close()
+        self.files.close()
+        await asyncio.get_running_loop().run_in_executor(None, self.core.store.close)
+
+    # ---- what workers say
+
+    def reported(self, provider: int, message: Reported) -> None:
+        part = own_part(self.world, provider, message.assignment)
+        if part is None or not part.is_open:
+            return
+        live = self.live.get(part.job)
+        parts = self.world.of_run[part.job]
+        if live is None or live.number != part.run:
+            live = self.live[part.job] = LiveRun.of(part.job, part.run, parts)
+        report = message.report
+        kept = [point for point in live.take(part, report) if _SERIES.fullmatch(point.series)]
+        for note in report.notes:
+            if live.may_note():
+                name = self.world.providers[provider].name
+                self.note("warning", f"{name}: {note}", part.job, provider)
+        if kept:
+            self.core.keep(
+                [
+                    Point(
+                        self.core.next_point(),
+                        part.job,
+                        point.series,
+                        part.cluster,
+                        max(-_LARGEST, min(_LARGEST, point.step)),
+                        point.epoch,
+                        point.at,
+                        point.value,
+                    )
+                    for point in kept
+                ]
+            )
+        told = [(p.series, part.cluster, p.step, p.epoch, p.at, p.value) for p in kept]
+        self.stream.job_changed(part.job, told)
+        self._keep_progress(part.job)
+
+    def _keep_progress(self, job: str) -> None:
+        now, known = self.clock(), self.progress.get(job)
+        if known is not None and now - known.at < _PROGRESS_S:
+            return
+        view = self.job_view(job)
+        assert view is not None
+        progress = Progress(
+            job=job, at=now, epoch=view.epoch, step=view.step, loss=view.loss, metrics=view.metrics
+        )
+        self.progress[job] = progress
+        self.core.keep([Put("progress", job, msgspec.json.encode(progress))])
+
+    async def ended(self, provider: int, message: Ended) -> None:
+        part = own_part(self.world, provider, message.assignment)
+        results = await self.run_files.whole(part, message.results) if part is not None else ()
+        if part is not None and len(results) < len(message.results):
+            name = self.world.providers[provider].name
+            missing = len(message.results) - len(results)
+            text = f"{missing} results of {name} are not here, or not whole"
+            self.note("warning", text, part.job, provider)
+        self.core.happen(
+            PartEnded(
+                provider=provider, assignment=message.assignment, end=message.end, results=results
+            )
+        )
+        if part is not None:
+            self.run_files.settled(part)
+            self.progress.pop(part.job, None)
+            if part.job in self.world.jobs:
+                self._keep_progress(part.job)
+
+    def note(self, level: str, text: str, job: str | None, provider: int | None) -> None:
+        """An event that the state need not know of."""
+        self.world.event_number += 1
+        event = Event(self.world.event_number, self.clock(), level, clean(text), job, provider)
+        self.stream.happened(event_view(event))
+        self.core.keep([event])
+
+    # ---- what others see
+
+    def server_view(self) -> ServerView:
+        heard = [
+            provider.figures
+            for provider in self.world.providers.values()
+            if not provider.removed and self.world.heard_of(provider.id).connected
+        ]
+        return ServerView(
+            name=self.options.name,
+            version=self.version,
+            started_at=self.started_at,
+            now=self.clock(),
+            providers=sum(not provider.removed for provider in self.world.providers.values()),
+            heard=len(heard),
+            memory_bytes=sum(figures.memory_bytes for figures in heard if figures),
+            gflops=sum(figures.gflops for figures in heard if figures),
+            relayed_bytes=self.relay.bytes,
+            relayed_bytes_per_s=self.relay.bytes_per_s(),
+        )
+
+    def _provider(self, id: int) -> ProviderView | None:
+        known = self.world.providers.get(id)
+        return None if known is None or known.removed else provider_view(self.world, id)
+
+    def job_view(self, id: str) -> JobView | None:
+        job = self.world.jobs.get(id)
+        if job is None:
+            self.live.pop(id, None)
+            return None
+        return job_view(self.world, job, self.live_run(id), self.progress.get(id))
+
+    def live_run(self, job: str) -> LiveRun | None:
+        live, run = self.live.get(job), self.world.runs.get(job)
+        return live if live is not None and run is not None and live.number == run.number else None
+
+    def run_view(self, job: str, *, over: bool = False) -> RunView | None:
+        run = self.world.runs.get(job)
+        if run is None or (run.state == "over" and not over):
+            return None
+        outcome = self.run_files.outcome(job, run.number)
+        return run_view(self.world, run, self.live_run(job), outcome.rings if outcome else ())
+
+    def plan_view(self, id: str) -> PlanView | None:
+        job = self.world.jobs[id]
+        number = job.plan.run if job.plan is not None else job.run
+        outcome = self.run_files.outcome(id, number) if number else None
+        return outcome.view if outcome is not None else None
+
+
+def _now(store: Store, kind: str) -> list[tuple[str, bytes]]:
+    return store.ask(lambda db: db.records(kind)).result()
+
+
+def _hashes(spec: bytes) -> set[str]:
+    return set(re.findall(r'"sha256":"([0-9a-f]{64})"', spec.decode()))
+
+
+def _version() -> str:
+    try:
+        return version("ravnest")
+    except PackageNotFoundError:  # run from a source tree that was never installed
+        return "0+unknown"

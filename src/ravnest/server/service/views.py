@@ -1,0 +1,210 @@
+"""The state as others see it: records and what is live, put together for eyes and programs."""
+
+import itertools
+from collections.abc import Iterable, Iterator
+
+import msgspec
+
+from ravnest.api.views import (
+    ClusterView,
+    EventView,
+    JobView,
+    LinkView,
+    ProviderView,
+    RingView,
+    RunView,
+    StageView,
+)
+from ravnest.server.changes import Event
+from ravnest.server.service.live import LiveRun, Traffic
+from ravnest.server.state.records import Job, Part, Run
+from ravnest.server.state.world import World
+
+
+def provider_view(world: World, id: int) -> ProviderView:
+    provider, presence, part = world.providers[id], world.heard_of(id), world.at_work.get(id)
+    facts, figures, beat = provider.facts, provider.figures, presence.beat
+    state = presence.state if presence.connected else "away"
+    if provider.paused and state == "idle":
+        state = "paused"
+    return ProviderView(
+        id=id,
+        name=provider.name,
+        state=state,
+        since=presence.since,
+        seen_at=presence.seen_at,
+        hostname=facts.hostname,
+        system=facts.system,
+        ravnest=facts.ravnest,
+        torch=facts.torch,
+        device=facts.device,
+        device_name=facts.device_name,
+        cores=facts.cores,
+        memory_bytes=figures.memory_bytes if figures else 0,
+        memory_free_bytes=beat.memory_free_bytes if beat else 0,
+        worker_memory_bytes=beat.worker_memory_bytes if beat else 0,
+        cpu=beat.cpu if beat else 0.0,
+        gflops=figures.gflops if figures else 0.0,
+        up_mbps=figures.up_mbps if figures else 0.0,
+        down_mbps=figures.down_mbps if figures else 0.0,
+        latency_ms=figures.latency_ms if figures else 0.0,
+        reachable=id in world.reached,
+        scripts=provider.caps.scripts,
+        hours=provider.caps.hours,
+        job=part.job if part else None,
+        cluster=part.cluster if part else None,
+        stage=part.stage if part else None,
+        measured=figures is not None,
+    )
+
+
+class Progress(msgspec.Struct, frozen=True, kw_only=True):
+    """How far a job was when somebody last said so; kept now and then."""
+
+    job: str
+    at: float
+    epoch: float = 0.0
+    step: int = 0
+    loss: float | None = None
+    metrics: dict[str, float] = msgspec.field(default_factory=dict)
+
+
+def job_view(
+    world: World, job: Job, live: LiveRun | None, known: Progress | None = None
+) -> JobView:
+    """Without reports since the server began, what was known before."""
+    roots = [part for part in world.of_run.get(job.id, ()) if part.stage == 0]
+    first = live.reports.get(roots[0].provider) if live and roots else None
+    working = job.state in ("running", "paused", "stopping")
+    speeds = [
+        live.reports[part.provider] for part in roots if live and part.provider in live.reports
+    ]
+    epoch = float(job.epochs_done)
+    if live is not None and working:
+        epoch = live.epoch.get(0, float(first.epoch) if first else epoch)
+    elif working and known is not None:
+        epoch = known.epoch
+    loss = live.loss.get(0) if live else None
+    if loss is None and known is not None:
+        loss = known.loss
+    metrics = {**(known.metrics if known else {}), **job.metrics, **(live.metrics if live else {})}
+    return JobView(
+        id=job.id,
+        name=job.name,
+        owner=job.owner_name,
+        state=job.state,
+        reason=job.reason,
+        submitted_at=job.submitted_at,
+        began_at=job.began_at,
+        ended_at=job.ended_at,
+        run=job.run,
+        epoch=epoch,
+        epochs=job.epochs,
+        step=first.step if first else known.step if known else 0,
+        samples_per_second=sum(one.samples_per_second for one in speeds) if working else 0.0,
+        loss=loss,
+        metrics=metrics,
+        parameters=job.parameters,
+        result_bytes=job.result_bytes,
+    )
+
+
+def run_view(world: World, run: Run, live: LiveRun | None, rings: Iterable[RingView]) -> RunView:
+    parts, rings = world.of_run.get(run.job, []), tuple(rings)
+    clusters: dict[int, list[Part]] = {}
+    for part in parts:
+        clusters.setdefault(part.cluster, []).append(part)
+    return RunView(
+        job=run.job,
+        run=run.number,
+        clusters=tuple(
+            _cluster_view(world, id, stages, live) for id, stages in sorted(clusters.items())
+        ),
+        links=tuple(_links(world, clusters, rings, live)),
+        rings=rings,
+        rounds=tuple(live.rounds) if live else (),
+    )
+
+
+def _cluster_view(world: World, id: int, stages: list[Part], live: LiveRun | None) -> ClusterView:
+    root = live.reports.get(stages[0].provider) if live else None
+    return ClusterView(
+        id=id,
+        stages=tuple(_stage_view(world, part, live) for part in stages),
+        step=root.step if root else 0,
+        epoch=live.epoch.get(id, float(root.epoch) if root else 0.0) if live else 0.0,
+        samples_per_second=root.samples_per_second if root else 0.0,
+        loss=live.loss.get(id) if live else None,
+    )
+
+
+def _stage_view(world: World, part: Part, live: LiveRun | None) -> StageView:
+    report = live.reports.get(part.provider) if live else None
+    provider = world.providers.get(part.provider)
+    return StageView(
+        provider=part.provider,
+        name=provider.name if provider else part.node,
+        role=part.role,
+        stage=part.stage,
+        parameters=part.parameters,
+        memory_bytes=part.memory_bytes,
+        state=part.state,
+        memory_used_bytes=report.memory_bytes if report else 0,
+        busy=report.busy if report and part.is_open else 0.0,
+        in_flight=report.in_flight if report and part.is_open else 0,
+        updates=report.updates if report else 0,
+        staleness=report.staleness if report else 0.0,
+        compute_s=part.compute_s,
+    )
+
+
+def _links(
+    world: World,
+    clusters: dict[int, list[Part]],
+    rings: tuple[RingView, ...],
+    live: LiveRun | None,
+) -> Iterator[LinkView]:
+    of = {part.provider: part for stages in clusters.values() for part in stages}
+    seen: set[frozenset[int]] = set()
+    for stages in clusters.values():
+        for one, other in itertools.pairwise(stages):
+            seen.add(frozenset((one.provider, other.provider)))
+            yield _link(world, one, other, "pipeline", live)
+    for ring in rings:
+        members = ring.providers
+        for place, source in enumerate(members):
+            target = members[(place + 1) % len(members)]
+            pair = frozenset((source, target))
+            if len(pair) == 2 and pair not in seen and source in of and target in of:
+                seen.add(pair)
+                yield _link(world, of[source], of[target], "ring", live)
+
+
+def _link(world: World, one: Part, other: Part, kind: str, live: LiveRun | None) -> LinkView:
+    ours, theirs = one.provider, other.provider
+    near: Traffic | None = live.traffic.get((ours, theirs)) if live else None
+    far: Traffic | None = live.traffic.get((theirs, ours)) if live else None
+    relayed = theirs in one.relayed or ours in other.relayed
+    known = one.state != "assigned" and other.state != "assigned"
+    return LinkView(
+        source=ours,
+        target=theirs,
+        kind="pipeline" if kind == "pipeline" else "ring",
+        path="relay" if relayed else "direct" if known else "unknown",
+        # Whoever sends knows best; the other one counts the same a moment later.
+        forward_bytes_per_s=near.sent_per_s if near else far.received_per_s if far else 0.0,
+        backward_bytes_per_s=far.sent_per_s if far else near.received_per_s if near else 0.0,
+        measured_mbps=world.measured_mbps(ours, theirs),
+    )
+
+
+def event_view(event: Event) -> EventView:
+    level = event.level
+    return EventView(
+        number=event.number,
+        at=event.at,
+        level="error" if level == "error" else "warning" if level == "warning" else "info",
+        text=event.text,
+        job=event.job,
+        provider=event.provider,
+    )

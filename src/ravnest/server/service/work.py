@@ -1,0 +1,150 @@
+"""Starts the processes that check, plan and fuse; one at a time of each kind, with limits.
+
+Their folder says what is to be done and how it ended. They die with the server, and with whatever
+made them unnecessary.
+"""
+
+import asyncio
+import contextlib
+import logging
+import os
+import sys
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from ravnest import lifeline
+from ravnest.server.folders import write_whole
+from ravnest.server.planjob.outcome import ORDER, OUTCOME, PlanOrder, PlanOutcome
+
+logger = logging.getLogger("ravnest.server")
+
+_LAST_WORDS = 4000
+_KILL_S = 10.0
+
+
+@dataclass(frozen=True)
+class WorkLimits:
+    seconds: float = 3600.0
+    memory_bytes: int = 0
+    """Of each process; 0 is no limit."""
+    threads: int = 0
+    """For computing; 0 is as many as there are cores."""
+
+
+class Workshop:
+    def __init__(self, limits: WorkLimits) -> None:
+        self._limits = limits
+        self._turn = {"check": asyncio.Lock(), "plan": asyncio.Lock(), "fuse": asyncio.Lock()}
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+
+    def start(
+        self,
+        key: str,
+        folder: Path,
+        order: PlanOrder,
+        done: Callable[[PlanOutcome], Awaitable[None]],
+    ) -> None:
+        """In the background; `done` is told how it ended, unless it was cancelled."""
+        self.cancel(key)
+
+        async def go() -> None:
+            outcome = await self.do(folder, order)
+            await done(outcome)
+
+        task = asyncio.create_task(go(), name=key)
+        self._tasks[key] = task
+        task.add_done_callback(lambda task: self._ended(key, task))
+
+    def _ended(self, key: str, task: asyncio.Task[None]) -> None:
+        if self._tasks.get(key) is task:
+            del self._tasks[key]
+        if not task.cancelled() and (error := task.exception()) is not None:
+            logger.error("%s failed", key, exc_info=error)
+
+    def cancel(self, key: str) -> None:
+        if (task := self._tasks.pop(key, None)) is not None:
+            task.cancel()
+
+    async def close(self) -> None:
+        tasks = list(self._tasks.values())
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def do(self, folder: Path, order: PlanOrder) -> PlanOutcome:
+        async with self._turn[order.task]:
+            loop = asyncio.get_running_loop()
+            await loop.run_in_executor(None, _prepare, folder, order)
+            problem = await self._run(folder, order.task)
+            return await loop.run_in_executor(None, _outcome, folder, problem)
+
+    async def _run(self, folder: Path, task: str) -> str:
+        """Empty, or why the process did not end well, in its own last words."""
+        limits = self._limits
+        with lifeline.hold() as line:
+            environment = {
+                **os.environ,
+                "RAVNEST_PLANJOB_MEMORY": str(limits.memory_bytes),
+            }
+            if limits.threads:
+                environment["OMP_NUM_THREADS"] = str(limits.threads)
+            if line is not None:
+                environment[lifeline.VARIABLE] = str(line)
+            process = await asyncio.create_subprocess_exec(
+                sys.executable,
+                "-m",
+                "ravnest.server.planjob",
+                str(folder),
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=asyncio.subprocess.DEVNULL,
+                stderr=asyncio.subprocess.PIPE,
+                env=environment,
+                pass_fds=() if line is None else (line,),
+            )
+            try:
+                async with asyncio.timeout(limits.seconds):
+                    words = await _last_words(process)
+                    code = await process.wait()
+            except TimeoutError:
+                return f"it took longer than {limits.seconds:g} seconds, which is the limit"
+            finally:
+                await _end(process)
+        if code == 0:
+            return ""
+        logger.warning("the process for %s in %s ended with %d: %s", task, folder, code, words)
+        last = words.strip().splitlines()[-1:] or ["it said nothing"]
+        return f"the process ended with {code}: {last[0]}"
+
+
+async def _last_words(process: asyncio.subprocess.Process) -> str:
+    assert process.stderr is not None
+    kept = b""
+    while piece := await process.stderr.read(65536):
+        kept = (kept + piece)[-_LAST_WORDS:]
+    return kept.decode("utf-8", "replace")
+
+
+async def _end(process: asyncio.subprocess.Process) -> None:
+    if process.returncode is None:
+        with contextlib.suppress(ProcessLookupError):
+            process.kill()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_KILL_S):
+                await process.wait()
+
+
+def _prepare(folder: Path, order: PlanOrder) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / OUTCOME).unlink(missing_ok=True)
+    write_whole(folder / ORDER, msgspec.json.encode(order))
+
+
+def _outcome(folder: Path, problem: str) -> PlanOutcome:
+    try:
+        found = msgspec.json.decode((folder / OUTCOME).read_bytes(), type=PlanOutcome)
+    except (OSError, msgspec.DecodeError) as error:
+        return PlanOutcome(error=problem or f"it left nothing behind ({error})")
+    return PlanOutcome(error=problem) if problem and not found.error else found
