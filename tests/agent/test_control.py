@@ -41,7 +41,7 @@ from ravnest.api.control import (
     Welcome,
 )
 from ravnest.api.machine import Caps
-from ravnest.api.work import Span
+from ravnest.api.work import Point, Span
 
 WELCOME = Welcome(provider=7, name="laptop", now=1.0, heartbeat_s=5.0, report_s=1.0)
 
@@ -233,16 +233,21 @@ def test_that_everything_is_ready_is_said_again_after_a_break():
     assert Prepared(assignment="a1", relayed=(3,)) in said(reconnect(at("ready")))
 
 
-def test_reports_made_while_the_server_is_away_are_told_later_without_their_spans():
+def test_reports_made_while_the_server_is_away_are_told_later_as_few():
+    """Every point of a curve, but no spans, and not a message for each."""
     control = at("training")
     control.closed()
     span = Span(kind="forward", batch=1, part=0, start=1.0, end=2.0)
-    for number in range(1500):
-        assert said(control.reported("a1", report(step=number, spans=(span,)))) == []
+    for number in range(4500):
+        point = Point(series="train/loss", step=number, epoch=0.0, at=1.0, value=0.5)
+        said_now = control.reported("a1", report(step=number, spans=(span,), points=(point,)))
+        assert said(said_now) == []
     control.opened()
-    steps = [each.report for each in said(control.heard(WELCOME)) if isinstance(each, Reported)]
-    assert [each.step for each in steps] == list(range(500, 1500))
-    assert all(each.spans == () for each in steps)
+    told = [each.report for each in said(control.heard(WELCOME)) if isinstance(each, Reported)]
+    assert [each.step for each in told] == [1999, 3999, 4499]
+    steps = [point.step for each in told for point in each.points]
+    assert steps == list(range(4500))
+    assert all(each.spans == () for each in told)
     assert not any(isinstance(each, Reported) for each in said(reconnect(control)))
 
 

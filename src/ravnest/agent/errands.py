@@ -26,6 +26,8 @@ from ravnest.api.limits import FileRef
 from ravnest.api.work import Assignment, WorkEnd, WorkReport
 
 _MOST_REFUSALS_KEPT = 32
+_MOST_POINTS, _MOST_ROUNDS, _MOST_NOTES = 2000, 1000, 50
+"""Of one report."""
 
 
 @dataclass
@@ -141,11 +143,17 @@ class Errands(Standing):
         said = Reported(assignment=name, report=report)
         if self.welcomed:
             return [*out, Say(said)]
-        # Who computed what when is of interest at the time only; curves are for good.
-        self.reports.append(
-            Reported(assignment=name, report=msgspec.structs.replace(report, spans=()))
-        )
+        self._keep(said)
         return out
+
+    def _keep(self, said: Reported) -> None:
+        """For later. Who computed what when is of interest at the time only; curves stay."""
+        new = msgspec.structs.replace(said.report, spans=())
+        last = self.reports[-1].report if self.reports else None
+        if last is not None and (joined := _joined(last, new)) is not None:
+            self.reports.pop()
+            new = joined
+        self.reports.append(Reported(assignment=said.assignment, report=new))
 
     def worker_ended(self, name: str, end: WorkEnd) -> Instructions:
         work = self.work_on(name)
@@ -253,3 +261,12 @@ class Errands(Standing):
 
 def _because(reason: str) -> str:
     return f": {reason}" if reason else ""
+
+
+def _joined(old: WorkReport, new: WorkReport) -> WorkReport | None:
+    """Two reports as one, None if that would be too large. Totals are those of the newer one."""
+    points, rounds = (*old.points, *new.points), (*old.rounds, *new.rounds)
+    if len(points) > _MOST_POINTS or len(rounds) > _MOST_ROUNDS:
+        return None
+    notes = (*old.notes, *new.notes)[-_MOST_NOTES:]
+    return msgspec.structs.replace(new, points=points, rounds=rounds, notes=notes)

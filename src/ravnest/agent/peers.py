@@ -8,6 +8,7 @@ bytes that are counted.
 
 import asyncio
 import contextlib
+import os
 import ssl
 import struct
 import time
@@ -30,6 +31,8 @@ _CONVERSATION_S = 15.0
 _CONNECT_S = 4.0
 _AT_ONCE = 4
 _PIECE = 64 << 10
+_RANDOM = os.urandom(_PIECE)
+"""Not compressible, in case somebody on the way tries."""
 
 
 def server_context(identity: Identity) -> ssl.SSLContext:
@@ -185,7 +188,7 @@ async def _speed(
         began = time.perf_counter()
         writer.write(_FRAME.pack(_BULK, size))
         for start in range(0, size, _PIECE):
-            writer.write(b"\0" * min(_PIECE, size - start))
+            writer.write(_RANDOM[: size - start])
             await writer.drain()
         if _FRAME.unpack(await reader.readexactly(_FRAME.size)) != (_DONE, 0):
             raise ValueError("not an answer to a probe")

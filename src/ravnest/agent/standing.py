@@ -13,8 +13,9 @@ from ravnest.api.work import Assignment
 Phase = Literal["preparing", "ready", "training", "returning", "dropped"]
 """dropped: its worker is being ended, nobody waits for what it did."""
 Instructions = list[Instruction]
-_MOST_REPORTS_KEPT = 1000
-"""While the server is away; curves have no holes unless that takes long."""
+_MOST_REPORTS_KEPT = 50
+"""While the server is away, each of many put together: curves have no holes unless that takes very
+long, and the server is not flooded afterwards."""
 
 
 @dataclass
