@@ -92,20 +92,17 @@ export function ago(at, now) {
 }
 
 /** @param {number} at seconds since 1970 */
-export const moment = (at) =>
-  new Date(at * 1000).toLocaleString("en-GB", { dateStyle: "medium", timeStyle: "medium" });
+export const moment = (at) => new Date(at * 1000).toLocaleString("en-GB", { dateStyle: "medium", timeStyle: "medium" });
 
 /** @param {number} at seconds since 1970 */
-export const timeOfDay = (at) =>
-  new Date(at * 1000).toLocaleTimeString("en-GB", { hour12: false });
+export const timeOfDay = (at) => new Date(at * 1000).toLocaleTimeString("en-GB", { hour12: false });
 
 /**
  * @param {number} number
  * @param {string} one
  * @param {string} [many]
  */
-export const counted = (number, one, many = `${one}s`) =>
-  `${whole(number)} ${number === 1 ? one : many}`;
+export const counted = (number, one, many = `${one}s`) => `${whole(number)} ${number === 1 ? one : many}`;
 
 /**
  * A metric of unknown nature: shares of one as percent if the name says so.

@@ -15,7 +15,11 @@ export class Frame {
   constructor(context, onTryNow) {
     this.context = context;
     this.connectionText = h("span", { class: "connection-text" }, "connecting…");
-    this.connection = h("span", { class: "connection", role: "status", "data-state": "connecting" }, this.connectionText);
+    this.connection = h(
+      "span",
+      { class: "connection", role: "status", "data-state": "connecting" },
+      this.connectionText,
+    );
     this.bannerText = h("span");
     this.banner = h(
       "div",
@@ -23,10 +27,7 @@ export class Frame {
       this.bannerText,
       h("button", { class: "button compact", type: "button", on: { click: onTryNow } }, "Try now"),
     );
-    this.links = [
-      h("a", { href: "#/" }, "Overview"),
-      h("a", { href: "#/events" }, "Events"),
-    ];
+    this.links = [h("a", { href: "#/" }, "Overview"), h("a", { href: "#/events" }, "Events")];
     this.sign = h("button", { class: "button compact", type: "button", on: { click: () => this.#sign() } });
     this.role = h("span", { class: "badge plain tone-busy role", hidden: true });
     this.main = h("main", { class: "main", id: "main", tabindex: -1 });
@@ -36,7 +37,11 @@ export class Frame {
     this.relayed = h("span");
     this.footer.append(this.name, h("span", { hidden: true }, "started ", this.since), this.relayed);
     document.body.prepend(
-      h("a", { class: "skip button", href: "#main", on: { click: (/** @type {Event} */ event) => this.#skip(event) } }, "Skip to content"),
+      h(
+        "a",
+        { class: "skip button", href: "#main", on: { click: (/** @type {Event} */ event) => this.#skip(event) } },
+        "Skip to content",
+      ),
       h(
         "header",
         { class: "header" },
@@ -108,12 +113,22 @@ export class Frame {
 
   /** @param {string} message */
   #showRefusal(message) {
-    const button = h("button", { class: "button primary", type: "button", on: { click: () => this.#signIn() } }, "Sign in");
+    const button = h(
+      "button",
+      { class: "button primary", type: "button", on: { click: () => this.#signIn() } },
+      "Sign in",
+    );
     this.main.replaceChildren(
       empty(
         this.context.session.token ? "This token is not accepted" : "Sign in to see this pool",
         h("p", {}, message),
-        h("p", { class: "small" }, "Tokens are made on the server's machine with ", h("code", {}, "ravnest token"), "."),
+        h(
+          "p",
+          { class: "small" },
+          "Tokens are made on the server's machine with ",
+          h("code", {}, "ravnest token"),
+          ".",
+        ),
         button,
       ),
     );

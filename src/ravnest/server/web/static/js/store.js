@@ -75,10 +75,7 @@ export class Store {
     this.#hear(changes.server);
     return {
       everything: false,
-      providers: new Set([
-        ...(changes.providers ?? []).map((view) => view.id),
-        ...(changes.gone_providers ?? []),
-      ]),
+      providers: new Set([...(changes.providers ?? []).map((view) => view.id), ...(changes.gone_providers ?? [])]),
       jobs: new Set([...(changes.jobs ?? []).map((view) => view.id), ...(changes.gone_jobs ?? [])]),
       runs: new Set([...(changes.runs ?? []).map((view) => view.job), ...(changes.gone_runs ?? [])]),
       events: changes.events ?? [],

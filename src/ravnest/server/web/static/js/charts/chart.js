@@ -17,7 +17,12 @@ export class Chart {
     this.metric = metric;
     this.place = h("div", { class: "chart-place" });
     this.legend = h("ul", { class: "legend" });
-    this.element = h("figure", { class: "chart", "data-metric": metric }, h("figcaption", {}, h("h3", {}, titleOf(metric)), this.legend), this.place);
+    this.element = h(
+      "figure",
+      { class: "chart", "data-metric": metric },
+      h("figcaption", {}, h("h3", {}, titleOf(metric)), this.legend),
+      this.place,
+    );
     /** @type {any} */
     this.plot = null;
     this.shape = "";
@@ -38,7 +43,12 @@ export class Chart {
       this.plot.setData(data);
     } else {
       this.shape = shape;
-      this.#rebuild(curves.map(([key]) => key), data, view, smooth);
+      this.#rebuild(
+        curves.map(([key]) => key),
+        data,
+        view,
+        smooth,
+      );
     }
     this.#showValues();
   }
@@ -65,14 +75,31 @@ export class Chart {
     const names = keys.map((key) => labelOf(key, keys));
     const series = keys.flatMap((key, index) => {
       const stroke = paint[colourOf(key, index)];
-      const few = { show: (/** @type {any} */ u, /** @type {number} */ i) => u.data[i].filter((/** @type {any} */ y) => y != null).length <= 30 };
-      const main = { stroke, width: 1.8, spanGaps: true, points: { ...few, size: 5, fill: stroke }, dash: key.startsWith("eval/") ? [6, 4] : undefined };
+      const few = {
+        show: (/** @type {any} */ u, /** @type {number} */ i) =>
+          u.data[i].filter((/** @type {any} */ y) => y != null).length <= 30,
+      };
+      const main = {
+        stroke,
+        width: 1.8,
+        spanGaps: true,
+        points: { ...few, size: 5, fill: stroke },
+        dash: key.startsWith("eval/") ? [6, 4] : undefined,
+      };
       return smooth ? [{ stroke, width: 1, alpha: 0.22, spanGaps: true, points: { show: false } }, main] : [main];
     });
     this.legend.replaceChildren();
     this.values = keys.map((key, index) => {
       const value = h("b", { class: "legend-value" });
-      this.legend.append(h("li", { class: `legend-item ${colourOf(key, index)}${key.startsWith("eval/") ? " dashed" : ""}` }, h("i"), `${names[index]} `, value));
+      this.legend.append(
+        h(
+          "li",
+          { class: `legend-item ${colourOf(key, index)}${key.startsWith("eval/") ? " dashed" : ""}` },
+          h("i"),
+          `${names[index]} `,
+          value,
+        ),
+      );
       return value;
     });
     const grid = { stroke: paint.line, width: 1 };
@@ -87,8 +114,17 @@ export class Chart {
         cursor: { y: false, points: { size: 7 }, drag: { x: true, y: false } },
         scales: { x: { time: false }, y: { distr: view.log ? 3 : 1 } },
         axes: [
-          { ...axis, size: 30, values: (/** @type {any} */ _, /** @type {number[]} */ at) => at.map((x) => formatX(x, view.axis)) },
-          { ...axis, size: 54, values: (/** @type {any} */ _, /** @type {number[]} */ at) => at.map((y) => (y === null ? "" : formatY(this.metric, y))) },
+          {
+            ...axis,
+            size: 30,
+            values: (/** @type {any} */ _, /** @type {number[]} */ at) => at.map((x) => formatX(x, view.axis)),
+          },
+          {
+            ...axis,
+            size: 54,
+            values: (/** @type {any} */ _, /** @type {number[]} */ at) =>
+              at.map((y) => (y === null ? "" : formatY(this.metric, y))),
+          },
         ],
         series: [{}, ...series],
         hooks: { setCursor: [() => this.#showValues()] },
@@ -168,10 +204,18 @@ const titleOf = (metric) => metric.charAt(0).toUpperCase() + metric.slice(1).rep
  * @param {number} x
  * @param {import("./data.js").Axis} axis
  */
-const formatX = (x, axis) => (axis === "at" ? timeOfDay(x).slice(0, 5) : axis === "epoch" ? String(+x.toFixed(2)) : x >= 10_000 ? `${+(x / 1000).toFixed(1)}k` : String(x));
+const formatX = (x, axis) =>
+  axis === "at"
+    ? timeOfDay(x).slice(0, 5)
+    : axis === "epoch"
+      ? String(+x.toFixed(2))
+      : x >= 10_000
+        ? `${+(x / 1000).toFixed(1)}k`
+        : String(x);
 
 /**
  * @param {string} metric
  * @param {number} y
  */
-const formatY = (metric, y) => (/accuracy/i.test(metric) && Math.abs(y) <= 1 ? `${+(y * 100).toFixed(1)} %` : String(+y.toPrecision(3)));
+const formatY = (metric, y) =>
+  /accuracy/i.test(metric) && Math.abs(y) <= 1 ? `${+(y * 100).toFixed(1)} %` : String(+y.toPrecision(3));

@@ -17,12 +17,43 @@ export class CurveCard {
     this.view = { axis: "step", log: false, memory: 0.6 };
     this.place = h("div", { class: "charts" });
     this.none = h("p", { class: "empty" }, "Curves appear with the first reports of the run.");
-    this.log = h("button", { class: "button compact", type: "button", "aria-pressed": "false", on: { click: () => this.#toggleLog() } }, "Log scale");
-    this.memory = h("input", { type: "range", min: 0, max: 0.98, step: 0.02, value: this.view.memory, "aria-label": "Smoothing", on: { input: () => this.#smooth() } });
+    this.log = h(
+      "button",
+      { class: "button compact", type: "button", "aria-pressed": "false", on: { click: () => this.#toggleLog() } },
+      "Log scale",
+    );
+    this.memory = h("input", {
+      type: "range",
+      min: 0,
+      max: 0.98,
+      step: 0.02,
+      value: this.view.memory,
+      "aria-label": "Smoothing",
+      on: { input: () => this.#smooth() },
+    });
     this.memoryText = h("span", { class: "small faint" });
-    const axes = choices("Horizontal axis", [["step", "Step"], ["epoch", "Epoch"], ["at", "Time"]], "step", (axis) => this.#look({ axis }));
+    const axes = choices(
+      "Horizontal axis",
+      [
+        ["step", "Step"],
+        ["epoch", "Epoch"],
+        ["at", "Time"],
+      ],
+      "step",
+      (axis) => this.#look({ axis }),
+    );
     this.element = card("Curves", {
-      tools: [axes.element, this.log, h("label", { class: "smoothing" }, h("span", { class: "small soft" }, "Smoothing"), this.memory, this.memoryText)],
+      tools: [
+        axes.element,
+        this.log,
+        h(
+          "label",
+          { class: "smoothing" },
+          h("span", { class: "small soft" }, "Smoothing"),
+          this.memory,
+          this.memoryText,
+        ),
+      ],
       body: h("div", {}, this.none, this.place),
     });
     this.onTheme = () => {
@@ -61,10 +92,16 @@ export class CurveCard {
     const metrics = [...groups.keys()].sort((a, b) => rank(a) - rank(b) || (a < b ? -1 : 1));
     for (const metric of metrics) if (!this.charts.has(metric)) this.charts.set(metric, new Chart(metric));
     // In the page before they are drawn: a chart asks how wide it may be.
-    arrange(this.place, metrics.map((metric) => /** @type {Chart} */ (this.charts.get(metric)).element));
+    arrange(
+      this.place,
+      metrics.map((metric) => /** @type {Chart} */ (this.charts.get(metric)).element),
+    );
     for (const metric of metrics) {
       const keys = groups.get(metric) ?? [];
-      this.charts.get(metric)?.show(keys.map((key) => [key, this.curves.points.get(key) ?? []]), this.view);
+      this.charts.get(metric)?.show(
+        keys.map((key) => [key, this.curves.points.get(key) ?? []]),
+        this.view,
+      );
     }
   }
 

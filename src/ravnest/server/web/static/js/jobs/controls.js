@@ -26,7 +26,10 @@ const ACTIONS = {
     text: "Delete",
     done: "has been deleted",
     kind: "danger",
-    ask: { text: "Its model, data, curves and results are deleted from the server. This cannot be taken back.", yes: "Delete it" },
+    ask: {
+      text: "Its model, data, curves and results are deleted from the server. This cannot be taken back.",
+      yes: "Delete it",
+    },
   },
 };
 
@@ -58,11 +61,18 @@ export const possibleActions = (state) => POSSIBLE[state] ?? [];
 export function jobControls(context, job) {
   return possibleActions(job.state).map((name) => {
     const action = /** @type {Action} */ (ACTIONS[name]);
-    const button = h("button", { class: `button ${action.kind ?? ""}`.trim(), type: "button", "data-action": name }, action.text);
+    const button = h(
+      "button",
+      { class: `button ${action.kind ?? ""}`.trim(), type: "button", "data-action": name },
+      action.text,
+    );
     button.addEventListener("click", async () => {
       if (action.ask && !(await confirmDialog({ title: `${action.text} ${job.name}?`, ...action.ask }))) return;
       button.disabled = true;
-      await attempt(() => context.http.post(`${jobPath(job.id)}/action`, { action: name }), `${job.name} ${action.done}`);
+      await attempt(
+        () => context.http.post(`${jobPath(job.id)}/action`, { action: name }),
+        `${job.name} ${action.done}`,
+      );
       button.disabled = false;
     });
     return button;

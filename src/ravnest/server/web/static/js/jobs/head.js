@@ -34,17 +34,16 @@ export class JobHead {
     this.element = h(
       "section",
       { class: "card job-head", "aria-label": "Job" },
-      h(
-        "div",
-        { class: "job-top" },
-        h("div", { class: "page-title" }, this.name, this.state),
-        this.controls,
-      ),
+      h("div", { class: "job-top" }, h("div", { class: "page-title" }, this.name, this.state), this.controls),
       this.facts,
       this.reason,
       this.result,
       h("div", { class: "job-bar" }, this.progress.element),
-      h("div", { class: "figures" }, figures.map((one) => one.element)),
+      h(
+        "div",
+        { class: "figures" },
+        figures.map((one) => one.element),
+      ),
     );
     /** @type {import("../types.js").JobView|null} */
     this.known = null;
@@ -81,10 +80,17 @@ export class JobHead {
     const running = job.state === "running";
     this.rate.set(running ? digits(job.samples_per_second) : "–", running ? "samples/s" : "", "");
     this.loss.set(metric("loss", job.loss), "", "training");
-    const metrics = Object.entries(job.metrics).sort(([a], [b]) => Number(a.endsWith("loss")) - Number(b.endsWith("loss")));
+    const metrics = Object.entries(job.metrics).sort(
+      ([a], [b]) => Number(a.endsWith("loss")) - Number(b.endsWith("loss")),
+    );
     const [first, ...rest] = metrics;
     this.metric.element.hidden = !first;
-    if (first) this.metric.set(metric(...first), "", [first[0], ...rest.map(([name, value]) => `${name} ${metric(name, value)}`)].join(" · "));
+    if (first)
+      this.metric.set(
+        metric(...first),
+        "",
+        [first[0], ...rest.map(([name, value]) => `${name} ${metric(name, value)}`)].join(" · "),
+      );
     const left = running ? timeLeft(job, this.context.store.now()) : NaN;
     this.left.element.hidden = !Number.isFinite(left);
     this.left.set(duration(left), "", "at the speed so far");

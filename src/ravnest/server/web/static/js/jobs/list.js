@@ -6,7 +6,19 @@ import { badge, setBadge } from "../ui/badge.js";
 import { setTime, timeElement } from "../ui/clock.js";
 import { bar, command, empty, jobLink } from "../ui/parts.js";
 
-const ORDER = ["running", "fusing", "stopping", "preparing", "paused", "planning", "planned", "waiting", "failed", "stopped", "done"];
+const ORDER = [
+  "running",
+  "fusing",
+  "stopping",
+  "preparing",
+  "paused",
+  "planning",
+  "planned",
+  "waiting",
+  "failed",
+  "stopped",
+  "done",
+];
 const SHOWN = 50;
 
 export class JobList {
@@ -21,7 +33,12 @@ export class JobList {
       h("p", {}, "Hand one over from the machine where your model is:"),
       command("ravnest submit --help"),
     );
-    this.more = h("button", { class: "button quiet jobs-more", type: "button", hidden: true, on: { click: () => this.#showAll() } });
+    this.more = h("button", {
+      class: "button quiet jobs-more",
+      type: "button",
+      hidden: true,
+      on: { click: () => this.#showAll() },
+    });
     this.limit = SHOWN;
     this.element = h("div", {}, this.list, this.more, this.none);
   }

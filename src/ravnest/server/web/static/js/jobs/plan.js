@@ -24,8 +24,19 @@ export class PlanCard {
       body: h(
         "div",
         { class: "card-body plan-body" },
-        h("div", { class: "plan-speeds" }, Object.values(this.bars).map((one) => one.element)),
-        h("div", { class: "plan-words" }, this.verdict, this.about, this.notes, h("details", {}, h("summary", {}, "The whole plan"), this.report)),
+        h(
+          "div",
+          { class: "plan-speeds" },
+          Object.values(this.bars).map((one) => one.element),
+        ),
+        h(
+          "div",
+          { class: "plan-words" },
+          this.verdict,
+          this.about,
+          this.notes,
+          h("details", {}, h("summary", {}, "The whole plan"), this.report),
+        ),
       ),
     });
     this.element.hidden = true;
@@ -39,10 +50,15 @@ export class PlanCard {
     this.plan = plan;
     this.element.hidden = !plan;
     if (!plan) return;
-    setText(this.about, `${plan.model}: ${count(plan.parameters)} parameters in ${counted(plan.clusters, "cluster")} with ${counted(plan.providers, "machine")}, ${counted(plan.batch_size, "row")} per batch.`);
+    setText(
+      this.about,
+      `${plan.model}: ${count(plan.parameters)} parameters in ${counted(plan.clusters, "cluster")} with ${counted(plan.providers, "machine")}, ${counted(plan.batch_size, "row")} per batch.`,
+    );
     const notes = [
       ...plan.warnings.map((text) => h("li", {}, text)),
-      ...plan.idle.map(([id, why]) => h("li", {}, h("b", {}, this.store.providers.get(id)?.name ?? `provider-${id}`), ` is not used: ${why}`)),
+      ...plan.idle.map(([id, why]) =>
+        h("li", {}, h("b", {}, this.store.providers.get(id)?.name ?? `provider-${id}`), ` is not used: ${why}`),
+      ),
     ];
     this.notes.replaceChildren(...notes);
     setText(this.report, plan.report);
@@ -65,8 +81,15 @@ export class PlanCard {
     this.bars.now.set(now, most);
     this.bars.now.element.hidden = !now;
     this.bars.alone.element.hidden = !alone;
-    const times = alone ? `${digits(promised / alone)} times as fast as the fastest machine alone` : "no machine could train it alone";
-    setText(this.verdict, now ? `${percent(now / promised)} of what the plan promises${alone ? `, ${digits(now / alone)} times one machine` : ""}.` : `The plan promises ${digits(promised)} samples/s: ${times}.`);
+    const times = alone
+      ? `${digits(promised / alone)} times as fast as the fastest machine alone`
+      : "no machine could train it alone";
+    setText(
+      this.verdict,
+      now
+        ? `${percent(now / promised)} of what the plan promises${alone ? `, ${digits(now / alone)} times one machine` : ""}.`
+        : `The plan promises ${digits(promised)} samples/s: ${times}.`,
+    );
   }
 }
 
@@ -78,7 +101,13 @@ function speedBar(label, kind) {
   const value = h("span", { class: "speed-value" });
   const fill = h("i", { class: `speed-fill ${kind}` });
   return {
-    element: h("div", { class: "speed" }, h("span", { class: "speed-label" }, label), h("span", { class: "speed-track" }, fill), value),
+    element: h(
+      "div",
+      { class: "speed" },
+      h("span", { class: "speed-label" }, label),
+      h("span", { class: "speed-track" }, fill),
+      value,
+    ),
     /**
      * @param {number} rate
      * @param {number} most

@@ -15,7 +15,11 @@ export function resultParts(context, job) {
   if (!context.session.maySteerJobs) {
     return [size, h("span", { class: "faint small" }, "Sign in as the requester or operator to download them.")];
   }
-  return [size, downloadButton(context, job, "safetensors", "Download .safetensors"), downloadButton(context, job, "pt", ".pt")];
+  return [
+    size,
+    downloadButton(context, job, "safetensors", "Download .safetensors"),
+    downloadButton(context, job, "pt", ".pt"),
+  ];
 }
 
 /**

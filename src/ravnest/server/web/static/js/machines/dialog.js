@@ -16,11 +16,24 @@ export function machineDialog(context, id) {
   const view = context.store.providers.get(id);
   if (!view) return;
   const close = h("button", { class: "button", type: "button" }, "Close");
-  const dialog = openDialog(view.name, [
-    h("p", {}, badge(view.state), " ", timeElement(view.since, "for")),
-    h("dl", { class: "facts" }, factsOf(context, view).map(([term, fact]) => [h("dt", {}, term), h("dd", {}, fact)])),
-    h("div", { class: "dialog-actions" }, controls(context, view, () => dialog.close()), close),
-  ], { wide: true });
+  const dialog = openDialog(
+    view.name,
+    [
+      h("p", {}, badge(view.state), " ", timeElement(view.since, "for")),
+      h(
+        "dl",
+        { class: "facts" },
+        factsOf(context, view).map(([term, fact]) => [h("dt", {}, term), h("dd", {}, fact)]),
+      ),
+      h(
+        "div",
+        { class: "dialog-actions" },
+        controls(context, view, () => dialog.close()),
+        close,
+      ),
+    ],
+    { wide: true },
+  );
   close.addEventListener("click", () => dialog.close());
   dialog.addEventListener("click", (event) => {
     if (event.target instanceof HTMLAnchorElement) dialog.close();
@@ -40,19 +53,37 @@ function factsOf(context, view) {
     ["Known as", `provider-${view.id}${view.hostname ? ` on ${view.hostname}` : ""}`],
     ["Last heard", timeElement(view.seen_at)],
     ["Device", `${view.device_name || view.device} (${view.device}), ${whole(view.cores)} cores`],
-    ["Memory", `${bytes(view.memory_bytes)} offered, ${bytes(view.worker_memory_bytes)} used by training, ${bytes(view.memory_free_bytes)} free`],
+    [
+      "Memory",
+      `${bytes(view.memory_bytes)} offered, ${bytes(view.worker_memory_bytes)} used by training, ${bytes(view.memory_free_bytes)} free`,
+    ],
     ["Processor", `${percent(view.cpu)} busy`],
     ["Compute", measured ? gflops(view.gflops) : "being measured"],
-    ["To the server", measured ? `${mbps(view.up_mbps)} up, ${mbps(view.down_mbps)} down, ${short(view.latency_ms)} ms` : "being measured"],
+    [
+      "To the server",
+      measured
+        ? `${mbps(view.up_mbps)} up, ${mbps(view.down_mbps)} down, ${short(view.latency_ms)} ms`
+        : "being measured",
+    ],
     ["Reachable", view.reachable ? "directly" : "through the server's relay"],
-    ["Scripts", { never: "never runs foreign code", sandboxed: "only in a sandbox", always: "allowed" }[view.scripts] ?? view.scripts],
+    [
+      "Scripts",
+      { never: "never runs foreign code", sandboxed: "only in a sandbox", always: "allowed" }[view.scripts] ??
+        view.scripts,
+    ],
     ["Hours", view.hours ?? "any time"],
     ["System", view.system],
     ["Versions", `Ravnest ${view.ravnest}, torch ${view.torch}`],
   ];
   if (view.job) {
     const name = context.store.jobs.get(view.job)?.name ?? view.job;
-    facts.splice(1, 0, ["At work on", [h("a", { href: jobLink(view.job) }, name), view.stage === null ? "" : `, cluster ${view.cluster}, stage ${view.stage}`]]);
+    facts.splice(1, 0, [
+      "At work on",
+      [
+        h("a", { href: jobLink(view.job) }, name),
+        view.stage === null ? "" : `, cluster ${view.cluster}, stage ${view.stage}`,
+      ],
+    ]);
   }
   return facts;
 }
@@ -71,8 +102,16 @@ function controls(context, view, done) {
   };
   const paused = view.state === "paused";
   const toggle = paused
-    ? h("button", { class: "button", type: "button", on: { click: () => act("resume", `${view.name} takes work again`) } }, "Resume")
-    : h("button", { class: "button", type: "button", on: { click: () => act("pause", `${view.name} is paused`) } }, "Pause");
+    ? h(
+        "button",
+        { class: "button", type: "button", on: { click: () => act("resume", `${view.name} takes work again`) } },
+        "Resume",
+      )
+    : h(
+        "button",
+        { class: "button", type: "button", on: { click: () => act("pause", `${view.name} is paused`) } },
+        "Pause",
+      );
   const remove = h("button", { class: "button danger", type: "button" }, "Remove");
   remove.addEventListener("click", async () => {
     const sure = await confirmDialog({

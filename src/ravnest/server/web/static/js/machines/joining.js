@@ -14,8 +14,16 @@ const joinCommand = (token) => `ravnest join ${location.origin} --token ${token}
  */
 export function joinHint(context) {
   const make = context.session.mayMakeTokens
-    ? h("button", { class: "button primary", type: "button", on: { click: () => addMachineDialog(context) } }, "Make a join command")
-    : h("p", { class: "small" }, "The server printed this command with its token when it started; an operator can make more.");
+    ? h(
+        "button",
+        { class: "button primary", type: "button", on: { click: () => addMachineDialog(context) } },
+        "Make a join command",
+      )
+    : h(
+        "p",
+        { class: "small" },
+        "The server printed this command with its token when it started; an operator can make more.",
+      );
   return empty(
     "No machines yet",
     h("p", {}, "On each machine that is to help, install Ravnest and run:"),
@@ -35,7 +43,11 @@ export function addMachineDialog(context) {
   const form = h(
     "form",
     { class: "page" },
-    h("p", { class: "soft" }, "A new token lets machines join, and nothing else. Whoever has the command can add a machine to this pool."),
+    h(
+      "p",
+      { class: "soft" },
+      "A new token lets machines join, and nothing else. Whoever has the command can add a machine to this pool.",
+    ),
     h(
       "div",
       { class: "two" },
@@ -52,7 +64,12 @@ export function addMachineDialog(context) {
     event.preventDefault();
     problem.hidden = true;
     try {
-      const made = await context.http.post("/tokens", { role: "provider", name: "dashboard", hours: Number(hours.value), uses: Number(uses.value) });
+      const made = await context.http.post("/tokens", {
+        role: "provider",
+        name: "dashboard",
+        hours: Number(hours.value),
+        uses: Number(uses.value),
+      });
       result.hidden = false;
       result.replaceChildren(
         h("p", {}, "Run this on the machine. It is shown only once."),

@@ -56,12 +56,17 @@ export function machineRow(first, onOpen, jobName) {
       setText(cores, view.device_name ? `${view.device} · ${whole(view.cores)} cores` : `${whole(view.cores)} cores`);
       const share = view.memory_bytes ? view.worker_memory_bytes / view.memory_bytes : 0;
       memory.set(share, share > 0.95 ? "bad" : share > 0.85 ? "wait" : undefined);
-      setText(memoryText, `${view.worker_memory_bytes ? `${bytes(view.worker_memory_bytes)} of ` : ""}${bytes(view.memory_bytes)}`);
+      setText(
+        memoryText,
+        `${view.worker_memory_bytes ? `${bytes(view.worker_memory_bytes)} of ` : ""}${bytes(view.memory_bytes)}`,
+      );
       setText(speed, view.measured ? gflops(view.gflops) : "measuring…");
       setText(network, view.measured ? `${short(view.up_mbps)} / ${short(view.down_mbps)} Mbit/s` : "–");
       setText(delay, view.measured ? `${short(view.latency_ms)} ms` : "–");
       setText(path, view.reachable ? "direct" : "relay only");
-      path.title = view.reachable ? "Others have reached it directly" : "Not reached directly yet: others talk to it through the server";
+      path.title = view.reachable
+        ? "Others have reached it directly"
+        : "Not reached directly yet: others talk to it through the server";
       showWork(work, view, jobName);
     },
   };

@@ -58,8 +58,16 @@ export class MachineTable {
     this.body = h("tbody");
     this.none = h("p", { class: "empty", hidden: true }, "No machine fits this filter.");
     this.position = h("span", { class: "soft small" });
-    this.back = h("button", { class: "button compact", type: "button", on: { click: () => this.#turn(-PAGE) } }, "Previous");
-    this.forth = h("button", { class: "button compact", type: "button", on: { click: () => this.#turn(PAGE) } }, "Next");
+    this.back = h(
+      "button",
+      { class: "button compact", type: "button", on: { click: () => this.#turn(-PAGE) } },
+      "Previous",
+    );
+    this.forth = h(
+      "button",
+      { class: "button compact", type: "button", on: { click: () => this.#turn(PAGE) } },
+      "Next",
+    );
     this.pager = h("nav", { class: "pager", "aria-label": "Pages of machines" }, this.position, this.back, this.forth);
     this.element = h(
       "div",
@@ -91,10 +99,16 @@ export class MachineTable {
       rows.set(view.id, row);
     }
     this.rows = rows;
-    arrange(this.body, [...rows.values()].map((row) => row.element));
+    arrange(
+      this.body,
+      [...rows.values()].map((row) => row.element),
+    );
     this.none.hidden = all.length > 0;
     this.pager.hidden = all.length <= PAGE;
-    setText(this.position, `${whole(this.first + 1)} to ${whole(this.first + shown.length)} of ${counted(all.length, "machine")}`);
+    setText(
+      this.position,
+      `${whole(this.first + 1)} to ${whole(this.first + shown.length)} of ${counted(all.length, "machine")}`,
+    );
     this.back.disabled = this.first === 0;
     this.forth.disabled = this.first + PAGE >= all.length;
   }
@@ -115,11 +129,18 @@ export class MachineTable {
     const known = counts.map(([state]) => state).join();
     if (this.states.dataset.known !== known) {
       this.states.dataset.known = known;
-      const parts = counts.map(([state]) => h("i", { class: `tone-${toneOf(state)}${state === "away" ? " away" : ""}`, "data-state": state }));
+      const parts = counts.map(([state]) =>
+        h("i", { class: `tone-${toneOf(state)}${state === "away" ? " away" : ""}`, "data-state": state }),
+      );
       const buttons = counts.map(([state]) =>
         h(
           "button",
-          { type: "button", class: `state-filter tone-${toneOf(state)}`, "data-state": state, on: { click: () => this.#toggleState(state) } },
+          {
+            type: "button",
+            class: `state-filter tone-${toneOf(state)}`,
+            "data-state": state,
+            on: { click: () => this.#toggleState(state) },
+          },
           h("i", { class: state === "away" ? "away" : "" }),
           h("b"),
           ` ${state}`,

@@ -19,16 +19,31 @@ export function eventsPage(context) {
   let level = "info";
   let limit = PAGE;
   const list = new EventList(store);
-  const search = h("input", { class: "input event-search", type: "search", placeholder: "Filter by text", "aria-label": "Filter events", on: { input: show } });
+  const search = h("input", {
+    class: "input event-search",
+    type: "search",
+    placeholder: "Filter by text",
+    "aria-label": "Filter events",
+    on: { input: show },
+  });
   const more = h("button", { class: "button quiet jobs-more", type: "button" });
   more.addEventListener("click", () => {
     limit += PAGE;
     show();
   });
-  const levels = choices("Which events", [["info", "All"], ["warning", "Warnings"], ["error", "Errors"]], "info", (value) => {
-    level = value;
-    show();
-  });
+  const levels = choices(
+    "Which events",
+    [
+      ["info", "All"],
+      ["warning", "Warnings"],
+      ["error", "Errors"],
+    ],
+    "info",
+    (value) => {
+      level = value;
+      show();
+    },
+  );
 
   function show() {
     const words = search.value.toLowerCase();
@@ -46,7 +61,8 @@ export function eventsPage(context) {
       store.addEvents(await http.get("/events", closing.signal));
       show();
     } catch (error) {
-      if (!closing.signal.aborted) toast(`Older events could not be fetched: ${error instanceof Error ? error.message : error}`, "bad");
+      if (!closing.signal.aborted)
+        toast(`Older events could not be fetched: ${error instanceof Error ? error.message : error}`, "bad");
     }
   }
 
@@ -54,7 +70,12 @@ export function eventsPage(context) {
   fetchOlder();
   return {
     title: "Events",
-    element: h("div", { class: "page" }, h("h1", { class: "visually-hidden" }, "Events"), card("Events", { tools: [levels.element, search], body: [list.element, more] })),
+    element: h(
+      "div",
+      { class: "page" },
+      h("h1", { class: "visually-hidden" }, "Events"),
+      card("Events", { tools: [levels.element, search], body: [list.element, more] }),
+    ),
     update(change) {
       if (change.everything || change.events.length) show();
     },

@@ -93,14 +93,25 @@ export function jobPage(context, id) {
   }
 
   function showEvents() {
-    events.show(store.events.filter((event) => event.job === id).slice(-EVENTS_SHOWN).reverse());
+    events.show(
+      store.events
+        .filter((event) => event.job === id)
+        .slice(-EVENTS_SHOWN)
+        .reverse(),
+    );
   }
 
   /** @param {import("../store.js").Change} change */
   function update(change) {
     const job = store.jobs.get(id);
     if (!job) {
-      element.replaceChildren(empty("There is no such job", h("p", {}, "It may have been deleted."), h("a", { class: "button", href: "#/" }, "To the overview")));
+      element.replaceChildren(
+        empty(
+          "There is no such job",
+          h("p", {}, "It may have been deleted."),
+          h("a", { class: "button", href: "#/" }, "To the overview"),
+        ),
+      );
       return;
     }
     run = store.runs.get(id) ?? run;

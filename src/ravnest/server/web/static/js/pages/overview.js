@@ -28,7 +28,11 @@ export function overviewPage(context) {
     body: events.element,
   });
   const add = session.mayMakeTokens
-    ? h("button", { class: "button compact", type: "button", on: { click: () => addMachineDialog(context) } }, "Add a machine")
+    ? h(
+        "button",
+        { class: "button compact", type: "button", on: { click: () => addMachineDialog(context) } },
+        "Add a machine",
+      )
     : null;
   const machineCard = card("Machines", { tools: [machines.tools, add], body: [machines.element, noMachines] });
 
@@ -68,13 +72,24 @@ function poolFigures() {
   const speed = figure("Compute");
   const jobs = figure("Jobs at work");
   return {
-    element: h("section", { class: "figures card", "aria-label": "The pool" }, machines.element, memory.element, speed.element, jobs.element),
+    element: h(
+      "section",
+      { class: "figures card", "aria-label": "The pool" },
+      machines.element,
+      memory.element,
+      speed.element,
+      jobs.element,
+    ),
     /** @param {import("../store.js").Store} store */
     update(store) {
       const server = store.server;
       if (!server) return;
       const away = server.providers - server.heard;
-      machines.set(whole(server.heard), `of ${whole(server.providers)}`, away ? `${whole(away)} away` : "all connected");
+      machines.set(
+        whole(server.heard),
+        `of ${whole(server.providers)}`,
+        !server.providers ? "none has joined yet" : away ? `${whole(away)} away` : "all connected",
+      );
       const offered = bytesParts(server.memory_bytes);
       let used = 0;
       for (const provider of store.providers.values()) used += provider.worker_memory_bytes;
@@ -84,7 +99,11 @@ function poolFigures() {
       speed.set(compute.text, compute.unit, "measured on a short real workload");
       const all = [...store.jobs.values()];
       const waiting = all.filter((job) => job.state === "waiting" || job.state === "planned").length;
-      jobs.set(whole(all.filter((job) => AT_WORK.has(job.state)).length), "", waiting ? `${whole(waiting)} waiting` : counted(all.length, "job") + " in all");
+      jobs.set(
+        whole(all.filter((job) => AT_WORK.has(job.state)).length),
+        "",
+        waiting ? `${whole(waiting)} waiting` : counted(all.length, "job") + " in all",
+      );
     },
   };
 }

@@ -62,7 +62,12 @@ export function layoutOf(run, width) {
     const step = stages > 1 ? (whole - boxAlong) / (stages - 1) : 0;
     cluster.stages.forEach((stage, index) => {
       const along = begin + (down ? index * (boxAlong + link) : index * step);
-      boxes.set(stage.provider, down ? { x: across, y: along, width: size.width, height: size.height } : { x: along, y: across, width: size.width, height: size.height });
+      boxes.set(
+        stage.provider,
+        down
+          ? { x: across, y: along, width: size.width, height: size.height }
+          : { x: along, y: across, width: size.width, height: size.height },
+      );
     });
     across += boxAcross + size.lane;
   }
@@ -115,7 +120,9 @@ export function pairsOf(run) {
   }
   for (const link of run.links) if (link.kind === "ring") add("ring", link.source, link.target);
   for (const { providers } of run.rings) {
-    providers.forEach((provider, index) => add("ring", provider, providers[(index + 1) % providers.length] ?? provider));
+    providers.forEach((provider, index) =>
+      add("ring", provider, providers[(index + 1) % providers.length] ?? provider),
+    );
   }
   return [...pairs.values()];
 }
@@ -154,7 +161,9 @@ function ringEdge(from, to, down, index) {
     // To a cluster farther away: around the others, before the first stages.
     const [x1, y1] = down ? [first.x + first.width / 2, first.y] : [first.x, first.y + first.height / 2];
     const [x2, y2] = down ? [second.x + second.width / 2, second.y] : [second.x, second.y + second.height / 2];
-    path = down ? `M${x1} ${y1}C${x1} ${y1 - LOOP} ${x2} ${y2 - LOOP} ${x2} ${y2}` : `M${x1} ${y1}C${x1 - LOOP} ${y1} ${x2 - LOOP} ${y2} ${x2} ${y2}`;
+    path = down
+      ? `M${x1} ${y1}C${x1} ${y1 - LOOP} ${x2} ${y2 - LOOP} ${x2} ${y2}`
+      : `M${x1} ${y1}C${x1 - LOOP} ${y1} ${x2 - LOOP} ${y2} ${x2} ${y2}`;
     middle = { x: (x1 + x2) / 2 - (down ? 0 : LOOP * 0.75), y: (y1 + y2) / 2 - (down ? LOOP * 0.75 : 0) };
   } else if (down) {
     const [x1, y1] = [first.x + first.width, first.y + first.height / 2 + shift];

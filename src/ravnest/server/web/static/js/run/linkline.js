@@ -35,7 +35,16 @@ function pipelineLine(edge, down) {
   const path = svg("g", { class: "pill" }, pill, pillText);
   const title = svg("title");
   return {
-    element: svg("g", { class: "link", "data-link": `${edge.source}-${edge.target}` }, title, forward, backward, path, forwardText, backwardText),
+    element: svg(
+      "g",
+      { class: "link", "data-link": `${edge.source}-${edge.target}` },
+      title,
+      forward,
+      backward,
+      path,
+      forwardText,
+      backwardText,
+    ),
     /** @param {import("../types.js").LinkView|undefined} link as seen from the source of the edge */
     update(link) {
       const [there, back] = [link?.forward_bytes_per_s ?? 0, link?.backward_bytes_per_s ?? 0];
@@ -48,7 +57,10 @@ function pipelineLine(edge, down) {
       setText(pillText, kind);
       path.toggleAttribute("hidden", kind === "unknown");
       const measured = link?.measured_mbps ? `, measured ${mbps(link.measured_mbps)}` : "";
-      setText(title, `${kind === "relay" ? "through the server's relay" : kind}: ${bytesPerSecond(there)} forward, ${bytesPerSecond(back)} back${measured}`);
+      setText(
+        title,
+        `${kind === "relay" ? "through the server's relay" : kind}: ${bytesPerSecond(there)} forward, ${bytesPerSecond(back)} back${measured}`,
+      );
     },
   };
 }
@@ -56,7 +68,12 @@ function pipelineLine(edge, down) {
 /** @param {import("./layout.js").Edge} edge @param {boolean} down */
 function ringLine(edge, down) {
   const line = svg("path", { class: "flow ring", d: edge.forward });
-  const text = svg("text", { class: "link-text ring-text", x: edge.middle.x, y: edge.middle.y + 4, "text-anchor": "middle" });
+  const text = svg("text", {
+    class: "link-text ring-text",
+    x: edge.middle.x,
+    y: edge.middle.y + 4,
+    "text-anchor": "middle",
+  });
   const title = svg("title");
   return {
     element: svg("g", { class: "link", "data-link": `${edge.source}-${edge.target}` }, title, line, text),
@@ -67,7 +84,10 @@ function ringLine(edge, down) {
       setAttribute(line, "data-path", link?.path ?? "unknown");
       // Between columns there is no room for words.
       setText(text, speed >= QUIET && !down ? bytesPerSecond(speed) : "");
-      setText(title, `averaging${link && link.path !== "unknown" ? `, ${link.path}` : ""}: ${bytesPerSecond(speed)} both ways`);
+      setText(
+        title,
+        `averaging${link && link.path !== "unknown" ? `, ${link.path}` : ""}: ${bytesPerSecond(speed)} both ways`,
+      );
     },
   };
 }

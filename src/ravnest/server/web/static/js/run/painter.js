@@ -22,7 +22,15 @@ export class Painter {
   }
 
   readColours() {
-    this.paint = colours([...KINDS.map((kind) => `kind-${kind}`), "kind-other", "sunken", "line", "text-faint", "surface", "text"]);
+    this.paint = colours([
+      ...KINDS.map((kind) => `kind-${kind}`),
+      "kind-other",
+      "sunken",
+      "line",
+      "text-faint",
+      "surface",
+      "text",
+    ]);
   }
 
   /**

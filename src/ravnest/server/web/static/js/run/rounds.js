@@ -16,7 +16,10 @@ export class RoundsCard {
     this.store = store;
     this.list = h("ol", { class: "rings" });
     this.more = h("p", { class: "small faint card-body", hidden: true });
-    this.element = card("Averaging rounds", { tools: h("span", { class: "small faint" }, "the last two minutes"), body: [this.list, this.more] });
+    this.element = card("Averaging rounds", {
+      tools: h("span", { class: "small faint" }, "the last two minutes"),
+      body: [this.list, this.more],
+    });
     this.element.hidden = true;
     /** @type {Map<number, ReturnType<typeof ringRow>>} */
     this.rows = new Map();
@@ -36,7 +39,11 @@ export class RoundsCard {
       this.more.hidden = run.rings.length <= MOST_RINGS;
       setText(this.more, `and ${counted(run.rings.length - MOST_RINGS, "more ring")}`);
     }
-    for (const [id, row] of this.rows) row.update(run.rounds.filter((round) => round.ring === id), this.store.now());
+    for (const [id, row] of this.rows)
+      row.update(
+        run.rounds.filter((round) => round.ring === id),
+        this.store.now(),
+      );
   }
 }
 
@@ -46,7 +53,13 @@ export class RoundsCard {
  */
 function ringRow(ring, store) {
   const members = ring.providers.map((id) => store.providers.get(id)?.name ?? `provider-${id}`);
-  const strip = svg("svg", { class: "strip", viewBox: `0 0 ${STRIP} 18`, preserveAspectRatio: "none", role: "img", "aria-label": "Rounds of the last two minutes" });
+  const strip = svg("svg", {
+    class: "strip",
+    viewBox: `0 0 ${STRIP} 18`,
+    preserveAspectRatio: "none",
+    role: "img",
+    "aria-label": "Rounds of the last two minutes",
+  });
   const last = badge("applied");
   const words = h("span", { class: "small" });
   const when = timeElement(0);
@@ -57,7 +70,21 @@ function ringRow(ring, store) {
     element: h(
       "li",
       { class: "ring-row", "data-ring": ring.id },
-      h("div", { class: "ring-about" }, h("b", {}, `Ring ${ring.id}`), h("span", { class: "small soft ring-members", title: members.join(", ") }, `${bytes(ring.bytes)} from ${ring.first_parameter}`), h("span", { class: "small faint" }, members.length > 4 ? counted(members.length, "machine") : members.join(" · "))),
+      h(
+        "div",
+        { class: "ring-about" },
+        h("b", {}, `Ring ${ring.id}`),
+        h(
+          "span",
+          { class: "small soft ring-members", title: members.join(", ") },
+          `${bytes(ring.bytes)} from ${ring.first_parameter}`,
+        ),
+        h(
+          "span",
+          { class: "small faint" },
+          members.length > 4 ? counted(members.length, "machine") : members.join(" · "),
+        ),
+      ),
       h("div", { class: "ring-strip" }, strip),
       line,
       none,
@@ -68,7 +95,8 @@ function ringRow(ring, store) {
      */
     update(rounds, now) {
       const recent = rounds.filter((round) => round.ended > now - SHOWN_S);
-      while (strip.childElementCount < recent.length) strip.append(svg("rect", { y: 1, height: 16, rx: 1.5 }, svg("title")));
+      while (strip.childElementCount < recent.length)
+        strip.append(svg("rect", { y: 1, height: 16, rx: 1.5 }, svg("title")));
       while (strip.childElementCount > recent.length) strip.lastElementChild?.remove();
       recent.forEach((round, index) => {
         const rect = /** @type {SVGElement} */ (strip.children[index]);
@@ -76,14 +104,20 @@ function ringRow(ring, store) {
         setAttribute(rect, "x", x.toFixed(1));
         setAttribute(rect, "width", Math.max(2.5, ((round.ended - round.began) / SHOWN_S) * STRIP).toFixed(1));
         setAttribute(rect, "class", `tone-${toneOf(round.outcome)}`);
-        setText(/** @type {Element} */ (rect.firstElementChild), `round ${round.number} at ${timeOfDay(round.began)}: ${round.outcome}, ${duration(round.ended - round.began)}, ${counted(round.members, "member")}`);
+        setText(
+          /** @type {Element} */ (rect.firstElementChild),
+          `round ${round.number} at ${timeOfDay(round.began)}: ${round.outcome}, ${duration(round.ended - round.began)}, ${counted(round.members, "member")}`,
+        );
       });
       const latest = rounds.at(-1);
       line.hidden = !latest;
       none.hidden = Boolean(latest);
       if (!latest) return;
       setBadge(last, latest.outcome);
-      setText(words, `round ${latest.number}, ${duration(latest.ended - latest.began)}, ${counted(latest.members, "member")}`);
+      setText(
+        words,
+        `round ${latest.number}, ${duration(latest.ended - latest.began)}, ${counted(latest.members, "member")}`,
+      );
       setTime(when, latest.ended);
     },
   };

@@ -49,7 +49,16 @@ export function stageBox(box) {
       setAttribute(element, "data-stage", `${stage.provider}`);
       setText(name, fitted(stage.name, inner - 16, "600 13px system-ui, sans-serif"));
       setAttribute(dot, "class", `stage-dot tone-${toneOf(stage.state)}`);
-      setText(about, fitted(narrow ? `${stage.role} ${stage.stage} · ${count(stage.parameters)} par.` : `${stage.role} · stage ${stage.stage} · ${count(stage.parameters)} par.`, inner, "11px system-ui, sans-serif"));
+      setText(
+        about,
+        fitted(
+          narrow
+            ? `${stage.role} ${stage.stage} · ${count(stage.parameters)} par.`
+            : `${stage.role} · stage ${stage.stage} · ${count(stage.parameters)} par.`,
+          inner,
+          "11px system-ui, sans-serif",
+        ),
+      );
       const share = stage.memory_bytes ? stage.memory_used_bytes / stage.memory_bytes : 0;
       memory.set(share, sizes(stage.memory_used_bytes, stage.memory_bytes), share > 1.05 ? "bad" : "busy");
       busy.set(stage.busy, percent(stage.busy), "good");

@@ -5,6 +5,7 @@ import { h, setAttribute, setProperty, setText } from "../dom.js";
 import { duration, percent } from "../format.js";
 import { card, choices } from "../ui/parts.js";
 import { themeChanges } from "../ui/theme.js";
+import { listenTo } from "./gestures.js";
 import { AXIS, KINDS, Painter, ROW, kindName } from "./painter.js";
 import { KEPT_S, Spans, gapAt, secondsByKind, spanAt, waitShare } from "./spans.js";
 
@@ -53,11 +54,30 @@ export class TimelineCard {
     this.labels = h("ol", { class: "timeline-labels" });
     this.tip = h("div", { class: "timeline-tip", hidden: true });
     this.shares = h("ul", { class: "legend timeline-legend" });
-    this.hold = h("button", { class: "button compact timeline-hold", type: "button", on: { click: () => this.#setLive(!this.live) } }, "Pause");
-    this.zoom = choices("Seconds shown", [["2", "2 s"], ["5", "5 s"], ["10", "10 s"], ["20", "20 s"]], "10", (value) => this.#zoomTo(Number(value)));
+    this.hold = h(
+      "button",
+      { class: "button compact timeline-hold", type: "button", on: { click: () => this.#setLive(!this.live) } },
+      "Pause",
+    );
+    this.zoom = choices(
+      "Seconds shown",
+      [
+        ["2", "2 s"],
+        ["5", "5 s"],
+        ["10", "10 s"],
+        ["20", "20 s"],
+      ],
+      "10",
+      (value) => this.#zoomTo(Number(value)),
+    );
     this.element = card("Timeline", {
       tools: [this.zoom.element, this.hold],
-      body: h("div", { class: "card-body" }, this.shares, h("div", { class: "timeline" }, this.labels, h("div", { class: "timeline-place" }, this.canvas, this.tip))),
+      body: h(
+        "div",
+        { class: "card-body" },
+        this.shares,
+        h("div", { class: "timeline" }, this.labels, h("div", { class: "timeline-place" }, this.canvas, this.tip)),
+      ),
     });
     this.element.hidden = true;
     this.watching = new IntersectionObserver(([entry]) => {
@@ -72,7 +92,13 @@ export class TimelineCard {
       this.#draw();
     };
     themeChanges.addEventListener("change", this.onTheme);
-    this.#listen();
+    listenTo(this.canvas, {
+      toggle: () => this.#setLive(!this.live),
+      move: (share) => this.#move(share * this.length),
+      zoom: (factor, around) => this.#zoomTo(this.length * factor, around),
+      point: (event) => this.#showTip(event),
+      leave: () => (this.tip.hidden = true),
+    });
   }
 
   /**
@@ -88,7 +114,8 @@ export class TimelineCard {
       this.runNumber = run.run;
       this.spans = new Spans();
     }
-    for (const cluster of run?.clusters ?? []) for (const stage of cluster.stages) this.names.set(stage.provider, stage.name);
+    for (const cluster of run?.clusters ?? [])
+      for (const stage of cluster.stages) this.names.set(stage.provider, stage.name);
   }
 
   /** Something new has been said by the server: there may be new spans. */
@@ -164,7 +191,11 @@ export class TimelineCard {
       ...this.rows.map((row) =>
         h(
           "li",
-          { class: "timeline-label", "data-provider": row.provider, title: `cluster ${row.cluster}, stage ${row.stage}` },
+          {
+            class: "timeline-label",
+            "data-provider": row.provider,
+            title: `cluster ${row.cluster}, stage ${row.stage}`,
+          },
           h("span", { class: "timeline-place-name faint" }, `${row.cluster}.${row.stage}`),
           h("span", { class: "timeline-name" }, this.names.get(row.provider) ?? `provider-${row.provider}`),
           h("span", { class: "timeline-wait soft" }),
@@ -186,16 +217,23 @@ export class TimelineCard {
       const label = this.labels.children[index]?.lastElementChild;
       if (label) setText(label, Number.isFinite(wait) ? `waits ${percent(wait)}` : "");
       waits += Number.isFinite(wait) ? wait : 0;
-      for (const [kind, seconds] of secondsByKind(row.spans, begin, end)) totals.set(kind, (totals.get(kind) ?? 0) + seconds);
+      for (const [kind, seconds] of secondsByKind(row.spans, begin, end))
+        totals.set(kind, (totals.get(kind) ?? 0) + seconds);
     });
     const whole = this.rows.length * this.length;
     const parts = [...new Set([...KINDS, ...totals.keys()])].filter((kind) => totals.has(kind));
-    const items = parts.map((kind) => /** @type {[string, string]} */ ([kind, `${kind} ${percent((totals.get(kind) ?? 0) / whole)}`]));
+    const items = parts.map(
+      (kind) => /** @type {[string, string]} */ ([kind, `${kind} ${percent((totals.get(kind) ?? 0) / whole)}`]),
+    );
     items.push(["wait", `waiting ${percent(waits / this.rows.length)}`]);
     const shape = items.map(([kind]) => kind).join();
     if (this.shares.dataset.shape !== shape) {
       this.shares.dataset.shape = shape;
-      this.shares.replaceChildren(...items.map(([kind]) => h("li", { class: `legend-item kind-${kind === "wait" ? "wait" : kindName(kind)}` }, h("i"), h("span"))));
+      this.shares.replaceChildren(
+        ...items.map(([kind]) =>
+          h("li", { class: `legend-item kind-${kind === "wait" ? "wait" : kindName(kind)}` }, h("i"), h("span")),
+        ),
+      );
     }
     items.forEach(([, text], index) => {
       const place = this.shares.children[index]?.lastElementChild;
@@ -228,47 +266,6 @@ export class TimelineCard {
     const earliest = this.spans.ended - KEPT_S + this.length;
     this.end = Math.max(earliest, Math.min(this.spans.ended, this.end + seconds));
     this.#draw();
-  }
-
-  #listen() {
-    const { canvas } = this;
-    canvas.addEventListener("keydown", (event) => {
-      /** @type {Record<string, () => void>} */
-      const keys = {
-        " ": () => this.#setLive(!this.live),
-        ArrowLeft: () => this.#move(-this.length / 8),
-        ArrowRight: () => this.#move(this.length / 8),
-        "+": () => this.#zoomTo(this.length / 1.5, 0.5),
-        "-": () => this.#zoomTo(this.length * 1.5, 0.5),
-      };
-      const action = keys[event.key];
-      if (!action) return;
-      event.preventDefault();
-      action();
-    });
-    canvas.addEventListener(
-      "wheel",
-      (event) => {
-        if (!event.ctrlKey && !event.metaKey) return; // plain wheels scroll the page
-        event.preventDefault();
-        this.#zoomTo(this.length * (event.deltaY > 0 ? 1.25 : 0.8), event.offsetX / canvas.clientWidth);
-      },
-      { passive: false },
-    );
-    let dragged = /** @type {number|null} */ (null);
-    canvas.addEventListener("pointerdown", (event) => {
-      dragged = event.clientX;
-      canvas.setPointerCapture(event.pointerId);
-    });
-    canvas.addEventListener("pointermove", (event) => {
-      if (dragged !== null && event.buttons && Math.abs(event.clientX - dragged) > 2) {
-        this.#move(((dragged - event.clientX) / canvas.clientWidth) * this.length);
-        dragged = event.clientX;
-      }
-      this.#showTip(event);
-    });
-    canvas.addEventListener("pointerup", () => (dragged = null));
-    canvas.addEventListener("pointerleave", () => (this.tip.hidden = true));
   }
 
   /** @param {PointerEvent} event */

@@ -8,18 +8,30 @@ import { linkLine } from "./linkline.js";
 import { stageBox } from "./stagebox.js";
 
 const MOST_CLUSTERS = 12;
+const ENDED = new Set(["done", "stopped", "failed"]);
 /** @type {Record<string, string>} */
 const NO_RUN = {
-  waiting: "There is no plan yet: the pool cannot hold this model. More machines, or more memory on those that are there, would help.",
+  waiting:
+    "There is no plan yet: the pool cannot hold this model. More machines, or more memory on those that are there, would help.",
   planning: "The server is looking for the best plan.",
   planned: "The plan is ready. Start the job to see its pipelines at work.",
 };
 
 export class TopologyCard {
   constructor() {
-    this.scroll = h("div", { class: "topology-scroll", tabindex: 0, role: "group", "aria-label": "Pipelines of the run" });
+    this.scroll = h("div", {
+      class: "topology-scroll",
+      tabindex: 0,
+      role: "group",
+      "aria-label": "Pipelines of the run",
+    });
     this.none = empty("No run at present", h("p"));
-    this.more = h("button", { class: "button quiet jobs-more", type: "button", hidden: true, on: { click: () => this.#showAll() } });
+    this.more = h("button", {
+      class: "button quiet jobs-more",
+      type: "button",
+      hidden: true,
+      on: { click: () => this.#showAll() },
+    });
     this.element = card("Pipelines", {
       tools: h(
         "ul",
@@ -51,9 +63,13 @@ export class TopologyCard {
    */
   update(run, job) {
     this.run = run;
+    this.element.hidden = !run && ENDED.has(job?.state ?? "");
     this.none.hidden = Boolean(run);
     this.scroll.hidden = !run;
-    setText(/** @type {Element} */ (this.none.querySelector("p")), NO_RUN[job?.state ?? ""] ?? "Pipelines are shown while a job is at work.");
+    setText(
+      /** @type {Element} */ (this.none.querySelector("p")),
+      NO_RUN[job?.state ?? ""] ?? "Pipelines are shown while a job is at work.",
+    );
     this.#draw();
   }
 
@@ -73,7 +89,12 @@ export class TopologyCard {
     const run = { ...this.run, clusters: all.slice(0, this.limit) };
     this.more.hidden = all.length <= this.limit;
     setText(this.more, `Show all ${all.length} clusters`);
-    const shape = JSON.stringify([width, run.run, run.clusters.map((cluster) => cluster.stages.map((stage) => stage.provider)), run.links.map((link) => [link.kind, link.source, link.target])]);
+    const shape = JSON.stringify([
+      width,
+      run.run,
+      run.clusters.map((cluster) => cluster.stages.map((stage) => stage.provider)),
+      run.links.map((link) => [link.kind, link.source, link.target]),
+    ]);
     if (shape !== this.shape) {
       this.shape = shape;
       this.#rebuild(run, width);
@@ -104,13 +125,20 @@ export class TopologyCard {
       layout.lanes.map(({ id, x, y }) => {
         const name = svg("tspan", { class: "lane-name", x, y });
         // Beside the name, or below it where it is narrow.
-        const facts = layout.down ? svg("tspan", { class: "lane-facts", x, dy: 16 }) : svg("tspan", { class: "lane-facts", dx: 10 });
+        const facts = layout.down
+          ? svg("tspan", { class: "lane-facts", x, dy: 16 })
+          : svg("tspan", { class: "lane-facts", dx: 10 });
         return [id, svg("text", {}, name, facts)];
       }),
     );
     const picture = svg(
       "svg",
-      { class: "topology", width: layout.width, height: layout.height, viewBox: `0 0 ${layout.width} ${layout.height}` },
+      {
+        class: "topology",
+        width: layout.width,
+        height: layout.height,
+        viewBox: `0 0 ${layout.width} ${layout.height}`,
+      },
       this.lines.map(([, line]) => line.element),
       [...this.heads.values()],
       [...this.boxes.values()].map((box) => box.element),
@@ -143,7 +171,11 @@ export function linksByPair(links) {
   };
   for (const link of links) {
     add(`${link.kind} ${link.source} ${link.target}`, link);
-    const turned = { ...link, forward_bytes_per_s: link.backward_bytes_per_s, backward_bytes_per_s: link.forward_bytes_per_s };
+    const turned = {
+      ...link,
+      forward_bytes_per_s: link.backward_bytes_per_s,
+      backward_bytes_per_s: link.forward_bytes_per_s,
+    };
     add(`${link.kind} ${link.target} ${link.source}`, turned);
   }
   return found;

@@ -35,10 +35,7 @@ export function confirmDialog({ title, text, yes }) {
   return new Promise((resolve) => {
     const no = h("button", { class: "button", type: "button" }, "Cancel");
     const go = h("button", { class: "button danger", type: "button" }, yes);
-    const dialog = openDialog(title, [
-      h("p", { class: "soft" }, text),
-      h("div", { class: "dialog-actions" }, no, go),
-    ]);
+    const dialog = openDialog(title, [h("p", { class: "soft" }, text), h("div", { class: "dialog-actions" }, no, go)]);
     no.focus();
     no.addEventListener("click", () => dialog.close());
     go.addEventListener("click", () => dialog.close("yes"));

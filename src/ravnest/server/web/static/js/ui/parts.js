@@ -7,7 +7,11 @@ import { h, setAttribute, setProperty, setText } from "../dom.js";
  * @param {string} label what it measures, for those who do not see it
  */
 export function bar(label) {
-  const element = h("span", { class: "bar", role: "meter", "aria-label": label, "aria-valuemin": 0, "aria-valuemax": 100 }, h("i"));
+  const element = h(
+    "span",
+    { class: "bar", role: "meter", "aria-label": label, "aria-valuemin": 0, "aria-valuemax": 100 },
+    h("i"),
+  );
   return {
     element,
     /**
@@ -65,11 +69,16 @@ export function figure(label) {
  */
 export function choices(label, options, initial, onChoose) {
   const buttons = options.map(([value, text]) =>
-    h("button", { type: "button", "aria-pressed": value === initial, "data-value": value, on: { click: () => choose(value) } }, text),
+    h(
+      "button",
+      { type: "button", "aria-pressed": value === initial, "data-value": value, on: { click: () => choose(value) } },
+      text,
+    ),
   );
   /** @param {T} value */
   function show(value) {
-    for (const button of buttons) setAttribute(button, "aria-pressed", button.dataset.value === value ? "true" : "false");
+    for (const button of buttons)
+      setAttribute(button, "aria-pressed", button.dataset.value === value ? "true" : "false");
   }
   /** @param {T} value */
   function choose(value) {
