@@ -96,6 +96,14 @@ def test_a_server_is_remembered(ravnest, capsys):
     assert "ada-laptop" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("argv", [[], ["--server"]])
+def test_a_token_from_the_environment_is_not_written_down(site, home, monkeypatch, argv, capsys):
+    monkeypatch.setenv("RAVNEST_SERVER", site.url)
+    monkeypatch.setenv("RAVNEST_TOKEN", token("viewer"))
+    assert main(["status", "--insecure", *argv, *([site.url] if argv else [])]) == 0
+    assert not (home / "servers.json").exists()
+
+
 def test_without_a_server_the_error_says_how_to_name_one(capsys):
     assert main(["status"]) == 1
     assert "--server" in capsys.readouterr().err

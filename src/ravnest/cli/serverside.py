@@ -39,10 +39,19 @@ def server_options(function: F) -> F:
 
 
 def session_of(server: str | None, token: str | None, insecure: bool) -> "Session":
-    """A session that later commands will find without being told."""
+    """A session; what was typed, later commands will find without being told."""
     from ravnest.session import Session
 
-    return Session(server, token, insecure=insecure, remember=server is not None)
+    return Session(server, token, insecure=insecure, remember=_was_typed("server", "token"))
+
+
+def _was_typed(first: str, *others: str) -> bool:
+    """A token from the environment is not written to a file: that may be why it is there."""
+    source = click.get_current_context().get_parameter_source
+    environment = click.core.ParameterSource.ENVIRONMENT
+    return source(first) is click.core.ParameterSource.COMMANDLINE and all(
+        source(one) is not environment for one in others
+    )
 
 
 def print_json(value: Any) -> None:
