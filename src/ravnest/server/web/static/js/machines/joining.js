@@ -8,6 +8,16 @@ import { command, empty } from "../ui/parts.js";
 /** @param {string} token */
 const joinCommand = (token) => `ravnest join ${location.origin} --token ${token}`;
 
+/** The address this page came from is the server's, but not always one that others can reach. */
+const addressHint = () =>
+  /^(localhost|127\.|\[::1\])/.test(location.hostname)
+    ? h(
+        "p",
+        { class: "small" },
+        `On another machine, put this machine's name or address in place of ${location.hostname}.`,
+      )
+    : null;
+
 /**
  * Shown while there are no machines.
  * @param {import("../types.js").Context} context
@@ -28,6 +38,7 @@ export function joinHint(context) {
     "No machines yet",
     h("p", {}, "On each machine that is to help, install Ravnest and run:"),
     command(joinCommand("TOKEN")),
+    addressHint(),
     make,
   );
 }
@@ -74,6 +85,7 @@ export function addMachineDialog(context) {
       result.replaceChildren(
         h("p", {}, "Run this on the machine. It is shown only once."),
         command(joinCommand(made.token)),
+        addressHint() ?? "",
         h("p", { class: "small soft" }, `Good until ${moment(made.expires_at)}.`),
       );
       setText(submit, "Make another");
