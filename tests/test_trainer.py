@@ -5,18 +5,13 @@ names for addresses, routes lead to them, and certificates say who is who.
 """
 
 import json
-import sys
+import socket
 import threading
-from pathlib import Path
 
 import pytest
 import torch
-from torch import nn
-
-sys.path.insert(0, str(Path(__file__).parent / "wire"))
-sys.path.insert(0, str(Path(__file__).parent / "processes"))
 from certificates import our_authority
-from plans import free_ports
+from torch import nn
 
 from ravnest import Averaging, Node, Trainer, clusterize, model_fusion
 from ravnest.errors import NodeError, PeerError, RunError
@@ -42,6 +37,16 @@ def data(clusters=1):
         (torch.randn(8, 4, generator=generator), torch.randint(0, 3, (8,), generator=generator))
         for _ in range(BATCHES * clusters)
     ]
+
+
+def free_ports(count):
+    sockets = [socket.socket() for _ in range(count)]
+    for each in sockets:
+        each.bind(("127.0.0.1", 0))
+    ports = [each.getsockname()[1] for each in sockets]
+    for each in sockets:
+        each.close()
+    return ports
 
 
 def criterion(outputs, batch):
