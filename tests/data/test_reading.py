@@ -12,7 +12,7 @@ from safetensors.torch import save_file
 
 from ravnest.api.jobs import DataSpec, InputSpec, Named
 from ravnest.api.work import DataPart
-from ravnest.data.batches import ROWS, Batches, Reading
+from ravnest.data.batches import ROWS, Batches, Reading, batches_in
 from ravnest.data.dividing import divide, rows_of_cluster
 from ravnest.data.reading import PartReader
 from ravnest.data.writing import write_data
@@ -118,6 +118,12 @@ def test_columns_are_transformed_on_their_way(written):
     items = {"a": InputSpec(field="x", transforms=(scale,)), "b": InputSpec(field="x")}
     for batch in Batches(reader, items, Reading(batch_size=8)):
         torch.testing.assert_close(batch["a"], 2 * batch["b"])
+
+
+@pytest.mark.parametrize(("least", "count"), [(1, 5), (3, 5), (4, 4)])
+def test_a_last_batch_that_the_model_does_not_take_is_left_out(written, least, count):
+    loader = batches(written, least_rows=least)
+    assert len(loader) == len(list(loader)) == batches_in(COUNT, 5, least) == count
 
 
 # ---- files that are not what they should be ----

@@ -1,4 +1,4 @@
-"""Runs of real workers on loopback: folders as an agent would make them, processes, what they say."""
+"""Real workers on loopback: folders as an agent would make them, processes, what they say."""
 
 import contextlib
 import json
@@ -99,13 +99,13 @@ _PLANNED: dict[tuple[int, int], Path] = {}
 """Plans of the usual model that another test has made."""
 
 
-def plan_run(folder, model=None, *, providers=2, clusters=1):
+def plan_run(folder, model=None, *, providers=2, clusters=1, example=None, **options):
     run = RunDir(folder / "node_data")
     known = _PLANNED.get((providers, clusters)) if model is None else None
     if known is not None:
         shutil.copytree(known, run.root)
     else:
-        _plan(run, model or make_model(), providers, clusters)
+        _plan(run, model or make_model(), example, providers, clusters, options)
     if model is None:
         _PLANNED[providers, clusters] = run.root
     plan = msgspec.json.decode(run.plan_file.read_bytes(), type=Plan)
@@ -113,7 +113,7 @@ def plan_run(folder, model=None, *, providers=2, clusters=1):
     return Run(folder, run, plan)
 
 
-def _plan(run, model, providers, clusters):
+def _plan(run, model, example, providers, clusters, options):
     run.root.mkdir(parents=True)
     pool = {
         str(number): {"IP": f"provider-{number}:1", "benchmarks": {"ram": 4, "bandwidth": 1000}}
@@ -122,12 +122,13 @@ def _plan(run, model, providers, clusters):
     run.pool_file.write_text(json.dumps(pool))
     clusterize(
         model,
-        (torch.zeros(8, 6),),
+        (torch.zeros(8, 6) if example is None else example,),
         node_data=run.root,
         max_clusters=clusters,
         min_cluster_size=providers // clusters,
         idle_gain=1e9,
         quiet=True,
+        **options,
     )
 
 

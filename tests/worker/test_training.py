@@ -172,7 +172,7 @@ def test_a_run_that_is_stopped_saves_and_another_goes_on_where_it_was(tmp_path):
     run = plan_run(tmp_path / "run")
     prepare(run, data, recipe=recipe, training=training)
     with started(run) as processes:
-        root, leaf = (processes[f"node_{s.provider.id}"] for s in run.plan.clusters[0].stages)
+        root = processes[f"node_{run.plan.clusters[0].stages[0].provider.id}"]
         root.wait_for(is_after_epoch(1))
         for process in processes.values():
             process.steer("stop")

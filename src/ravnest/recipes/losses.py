@@ -170,7 +170,9 @@ LOSSES = Registry(
             "Scores of classes against the right class, or against shares of every class.",
             {
                 **_CLASSES,
-                "label_smoothing": Param("number", 0.0, "0 … 1", low=0.0, high=1.0),
+                "label_smoothing": Param(
+                    "number", 0.0, "share of the other classes", low=0.0, high=1.0
+                ),
             },
             build=_by_classes("cross_entropy"),
             targets="either",

@@ -33,8 +33,6 @@ class Steering:
         self._lock = threading.Lock()
         self._kept: list[Action] = []
         self._obey: Callable[[Action], None] | None = None
-        self.last: Action | None = None
-        """What was said last; None if nothing was."""
 
     def start(self) -> None:
         threading.Thread(target=self._listen, name="steering", daemon=True).start()
@@ -61,7 +59,6 @@ class Steering:
             logger.warning("the agent said something that is not understood: %s", error)
             return
         with self._lock:
-            self.last = action
             obey = self._obey
             if obey is None:
                 self._kept.append(action)

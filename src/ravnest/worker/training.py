@@ -1,5 +1,6 @@
 """A stage trained by a recipe: a Node and a Trainer, made of an order and nothing else."""
 
+import contextlib
 import logging
 from collections.abc import Callable
 from pathlib import Path
@@ -9,7 +10,7 @@ import torch
 
 from ravnest.api.jobs import Recipe
 from ravnest.api.work import WorkEnd, WorkOrder
-from ravnest.errors import JobError, RavnestError, RunError
+from ravnest.errors import JobError, NodeError, RavnestError, RunError
 from ravnest.node import Node
 from ravnest.provider.averaging.settings import Averaging
 from ravnest.provider.control import Control
@@ -93,7 +94,8 @@ class Training:
     def abort(self, reason: str) -> None:
         """From another thread: tell the others, and end."""
         if self._node is not None:
-            self._node.runtime.abort(reason)
+            with contextlib.suppress(NodeError):  # it has ended by itself
+                self._node.runtime.abort(reason)
 
     # ---- from the beginning ----
 
@@ -202,7 +204,6 @@ class Training:
 
     def _make_reporter(self, node: Node) -> Reporter:
         assert node.telemetry is not None
-        on_device = node.device.type == "cuda"
         return Reporter(
             self._speech,
             node.telemetry,
@@ -211,7 +212,7 @@ class Training:
             every_s=self._order.report_s,
             clock_offset_s=self._order.clock_offset_s,
             epochs_before=self._work.epochs_done,
-            device_bytes=lambda: torch.cuda.memory_allocated(node.device) if on_device else 0,
+            device_bytes=lambda: _device_bytes(node.device),
         )
 
     def _obey(self, action: Action) -> None:
@@ -255,3 +256,13 @@ class Training:
         if self._trainer is not None and self._trainer.node.is_root:
             return self._trainer.epochs_done
         return self._reporter.epochs_done if self._reporter is not None else 0
+
+
+def _device_bytes(device: torch.device) -> int:
+    """Besides the memory of the process."""
+    match device.type:
+        case "cuda":
+            return torch.cuda.memory_allocated(device)
+        case "mps":
+            return torch.mps.current_allocated_memory()
+    return 0

@@ -1,0 +1,92 @@
+"""A provider's own script: it finds its neighbours by the environment, and ends as it ends."""
+
+import runs
+from msgspec.structs import replace
+from runs import TRAINING, plan_run, prepare, started, written
+
+from ravnest.api.jobs import ScriptSpec
+from ravnest.api.limits import FileRef
+
+SPEC = ScriptSpec(
+    file=FileRef(path="script.py", sha256="0" * 64, size=1), arguments=("--epochs", "2")
+)
+
+TRAINS = """
+import sys
+import torch
+from ravnest import Node, Trainer, set_seed
+from ravnest.data.own import own_part
+from torch.utils.data import DataLoader, TensorDataset
+import numpy as np
+
+assert sys.argv[1:] == ["--epochs", "2"]
+set_seed(1)
+part = own_part("train")
+rows = np.arange(part.rows)
+data = TensorDataset(part.read("x", rows), part.read("y", rows).long())
+loader = DataLoader(data, batch_size=8)
+
+node = Node(
+    optimizer="sgd", optimizer_params={"lr": 0.1}, labels=loader,
+    criterion=lambda out, batch: torch.nn.functional.cross_entropy(out, batch[1]),
+)
+print("hello from the script")
+Trainer(node=node, train_loader=loader, epochs=2, save=True).train()
+"""
+
+
+def script_run(tmp_path, text):
+    run = plan_run(tmp_path / "run")
+    # Without a recipe nobody knows who needs which field.
+    both = replace(
+        runs.RECIPE,
+        inputs=(replace(runs.RECIPE.inputs[0]), replace(runs.RECIPE.inputs[0], field="y")),
+        losses=(*runs.RECIPE.losses, replace(runs.RECIPE.losses[0], target=runs.RECIPE.inputs[0])),
+    )
+    prepare(run, written(tmp_path / "data"), recipe=both, training=TRAINING)
+    for node, folder in run.folders.items():
+        (folder / "script.py").write_text(text)
+        order = run.orders[node]
+        changed = replace(order.assignment, recipe=None, script=SPEC)
+        runs.write_order(folder, replace(order, assignment=changed))
+    return run
+
+
+def test_a_script_trains_with_what_its_node_reads_from_the_environment(tmp_path):
+    run = script_run(tmp_path, TRAINS)
+    with started(run) as processes:
+        found = {node: process.end() for node, process in processes.items()}
+    for node, end in found.items():
+        assert (end.outcome, end.saved, end.epochs_done) == ("done", True, 2), processes[node].log()
+        assert "hello from the script" in processes[node].log()
+        assert runs.is_started(processes[node].said[0])
+    assert set(run.trained()) == set(runs.make_model().state_dict())
+
+
+def test_a_script_that_fails_says_its_last_line(tmp_path):
+    run = script_run(tmp_path, "raise RuntimeError('nothing works')")
+    with started(run) as processes:
+        end = next(iter(processes.values())).end()
+    assert end.outcome == "failed"
+    assert end.reason == "the script ended with code 1: RuntimeError: nothing works"
+    assert end.culprit is None
+
+
+def test_the_last_line_of_a_script_may_blame_another(tmp_path):
+    run = script_run(tmp_path, "import sys; sys.exit('ravnest.errors.PeerError: node_9 failed: x')")
+    with started(run) as processes:
+        end = next(iter(processes.values())).end()
+    assert end.culprit == "node_9"
+
+
+def test_a_script_can_be_stopped(tmp_path):
+    waits = "import threading; print('waits', flush=True); threading.Event().wait(600)"
+    run = script_run(tmp_path, waits)
+    with started(run) as processes:
+        worker = next(iter(processes.values()))
+        worker.wait_for(runs.is_started)
+        worker.steer("pause")
+        worker.steer("stop")
+        end = worker.end()
+    assert (end.outcome, end.saved, end.epochs_done) == ("stopped", False, 0)
+    assert "cannot be told to pause" in worker.log()
