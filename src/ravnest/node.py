@@ -173,15 +173,16 @@ class Node:
             compression=packing,
         )
         around = surroundings()
-        listen = listen or around.listen
+        listen = around.listen if listen is None else listen
         if listen is not None:
             split_address(listen, "listen")
         self._listen = listen or self.document.listen
+        speed = around.bandwidth_mbps if bandwidth_mbps is None else bandwidth_mbps
         self._make_network = network_for(
             transport,
             tls or around.tls,
             Routes(around.routes if routes is None else routes),
-            positive_number("bandwidth_mbps", bandwidth_mbps or around.bandwidth_mbps),
+            positive_number("bandwidth_mbps", speed),
         )
         self._patience = made_with(Patience, "patience", patience) or around.patience
         self.telemetry = Telemetry() if telemetry else None
