@@ -5,6 +5,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import torch
 from handed import assert_same, hand_over, packages, pool
@@ -18,7 +19,7 @@ from ravnest.planning.handover import model_files, study_package, write_model
 from ravnest.planning.planned import PlanRequest, plan_only, plan_study
 from ravnest.planning.study import study
 from ravnest.planning.weights import FromFiles
-from ravnest.rundir import RunDir
+from ravnest.rundir import ModelIndex, RunDir
 from ravnest.stage.files import entry_of
 from ravnest.stage.package import load_package, save_trained
 
@@ -320,3 +321,44 @@ def test_weights_that_lie_in_files_are_handed_over_with_the_graph(tmp_path):
     taken = study_package(tmp_path / "model")
     assert taken.has_weights
     assert torch.equal(taken.model.eval()(BATCH), real(BATCH))
+
+
+# ---- models that are not what they seem ----------------------------------------------------------
+
+
+def test_a_torchscript_module_can_be_handed_over(tmp_path):
+    scripted = torch.jit.script(seeded(Mlp))
+    handed = hand_over(scripted, (BATCH,), tmp_path / "model")
+    assert_same(handed.owners, handed.taken)
+    _, pipeline = packages(handed.taken, tmp_path / "node_data")
+    assert torch.allclose(pipeline(BATCH), scripted(BATCH), atol=1e-6)
+
+
+class Renaming(nn.Module):
+    """Its state_dict has keys that are no names of its tensors."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(32, 8), nn.Linear(8, 2)
+        self.register_state_dict_post_hook(self._rename)
+
+    @staticmethod
+    def _rename(module: nn.Module, state: dict[str, Any], prefix: str, local: Any) -> None:
+        for key in list(state):
+            state[f"net/{key}"] = state.pop(key)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.second(self.first(x).relu())
+
+
+def test_keys_that_are_no_names_of_tensors_arrive_and_serve_later_weights(tmp_path):
+    handed = hand_over(seeded(Renaming), (BATCH,), tmp_path / "model")
+    later = seeded(Renaming, seed=1)
+    path = fused_weights(later, tmp_path / "fused.safetensors")
+    assert "net/first.weight" in load_file(path)
+    taken = study_package(handed.folder, weights=path)
+    run = RunDir(tmp_path / "node_data")
+    plan_study(taken, pool(), PlanRequest(), run)
+    index = msgspec.json.decode(run.model_file.read_bytes(), type=ModelIndex)
+    assert [entry.key for entry in index.state] == list(later.state_dict())
+    assert torch.equal(taken.held["first.weight"].tensor, later.first.weight)
