@@ -103,7 +103,7 @@ def job_view(
         step=first.step if first else known.step if known else 0,
         samples_per_second=sum(one.samples_per_second for one in speeds) if working else 0.0,
         loss=loss,
-        metrics=metrics,
+        metrics={name.removeprefix("eval/"): value for name, value in metrics.items()},
         parameters=job.parameters,
         result_bytes=job.result_bytes,
     )
