@@ -388,6 +388,12 @@ def test_two_workers_talk_directly_or_through_the_server(tmp_path, listens):
                 "a8": "heard all",
             }
             assert len(server.calls) == (0 if listens else 1)
+            if not listens:
+                # The tunnel has ended with the work.
+                order = json.loads((tmp_path / "two/work/a8/order.json").read_text())
+                host, _, port = order["routes"]["provider-7:1"].rpartition(":")
+                with pytest.raises(ConnectionRefusedError):
+                    await asyncio.open_connection(host, int(port))
             assert one.task.done() is two.task.done() is False
 
     run(test, tmp_path)

@@ -259,10 +259,10 @@ class Agent:
             self._do(self._control.measured(figures))
 
     def _reason_against(self, assignment: Assignment) -> str | None:
-        caps = self._around.settings.caps
-        if assignment.script is None or caps.scripts != "sandboxed" or sandbox.is_available():
+        if assignment.script is None or self._around.settings.caps.scripts != "sandboxed":
             return None
-        return "scripts are allowed in a sandbox only, and bubblewrap (bwrap) is not installed"
+        reason = sandbox.why_not()
+        return None if reason is None else f"scripts are allowed in a sandbox only, and {reason}"
 
     def _prepare(self, assignment: Assignment) -> None:
         self._folders.tidy(keep=assignment.id)

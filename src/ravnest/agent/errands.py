@@ -133,13 +133,12 @@ class Errands(Standing):
         if work is None:
             return []
         out: Instructions = []
-        if report.epoch != work.epoch:
-            work.epoch = report.epoch
-            done = work.assignment.training.epochs
-            number = min(report.epoch + 1, done)
-            out.append(
-                Tell("epoch", f"training {work.assignment.job_name}: epoch {number} of {done}")
-            )
+        epochs = work.assignment.training.epochs
+        epoch = min(report.epoch + 1, epochs)
+        if epoch != work.epoch:
+            work.epoch = epoch
+            text = f"training {work.assignment.job_name}: epoch {epoch} of {epochs}"
+            out.append(Tell("epoch", text))
         said = Reported(assignment=name, report=report)
         if self.welcomed:
             return [*out, Say(said)]

@@ -4,17 +4,30 @@ With bubblewrap, if it is there: the system is read-only, homes and temporary fo
 process of the machine can be seen. The network stays: providers talk to each other.
 """
 
+import functools
 import shutil
+import site
+import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 _PROGRAM = "bwrap"
 _HIDDEN = ("/home", "/root", "/tmp", "/var/tmp", "/run", "/mnt", "/media", "/srv")
+_TRIAL_S = 10.0
 
 
-def is_available() -> bool:
-    return shutil.which(_PROGRAM) is not None
+@functools.cache
+def why_not() -> str | None:
+    """Why there can be no sandbox here, found out by trying; None if there can."""
+    if shutil.which(_PROGRAM) is None:
+        return f"bubblewrap ({_PROGRAM}) is not installed"
+    command = [_PROGRAM, "--unshare-pid", "--ro-bind", "/", "/", "--proc", "/proc", "--", "true"]
+    try:
+        tried = subprocess.run(command, capture_output=True, text=True, timeout=_TRIAL_S)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return f"{_PROGRAM} cannot be run: {error}"
+    return None if tried.returncode == 0 else f"{_PROGRAM} does not work: {tried.stderr.strip()}"
 
 
 def sandboxed(command: Sequence[str], folder: Path) -> list[str]:
@@ -24,14 +37,19 @@ def sandboxed(command: Sequence[str], folder: Path) -> list[str]:
     for path in _HIDDEN:
         if Path(path).is_dir():
             around += ["--tmpfs", path]
-    # Python and its packages may live in somebody's home.
-    for path in _python_folders():
-        around += ["--ro-bind", path, path]
+    for shown in _python_folders():
+        around += ["--ro-bind", str(shown), str(shown)]
     around += ["--bind", str(folder), str(folder), "--chdir", str(folder)]
     return [*around, "--", *command]
 
 
-def _python_folders() -> list[str]:
-    found = dict.fromkeys([sys.prefix, sys.base_prefix, *sys.path])
-    kept = [Path(path) for path in found if path and Path(path).is_dir()]
-    return [str(path) for path in kept if any(path.is_relative_to(hidden) for hidden in _HIDDEN)]
+def _python_folders() -> list[Path]:
+    """Python and its packages, which may live in somebody's home. Not `sys.path`: the folder that
+    the agent was started from may be in it, with whatever lies there."""
+    ours = Path(__file__).parents[2]
+    found = dict.fromkeys(
+        Path(path)
+        for path in (sys.prefix, sys.base_prefix, site.getusersitepackages(), ours)
+        if Path(path).is_dir()
+    )
+    return [path for path in found if any(path.is_relative_to(hidden) for hidden in _HIDDEN)]

@@ -30,7 +30,8 @@ class Work:
     paused: bool = False
     ended: Ended | None = None
     """What is said until it is settled."""
-    epoch: int = -1
+    epoch: int = 0
+    """The one that was told last, counted from 1."""
 
 
 @dataclass

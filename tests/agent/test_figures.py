@@ -1,0 +1,125 @@
+"""How speeds are measured, and what of the machine is offered."""
+
+import subprocess
+import sys
+
+import msgspec
+import psutil
+import pytest
+
+from ravnest.agent import workload
+from ravnest.agent.links import settled_mbps
+from ravnest.agent.machine import (
+    WORKER_BYTES,
+    a_name,
+    memory_for_training,
+    threads_of,
+    worker_environment,
+)
+from ravnest.agent.pacing import Bucket
+from ravnest.agent.workload import Speed
+from ravnest.api.limits import Name
+from ravnest.api.machine import Caps
+from ravnest.client.answers import AnswerError
+
+CPU = Speed(device="cpu", gflops=1.0, torch="2")
+GPU = Speed(
+    device="cuda:0",
+    gflops=1.0,
+    torch="2",
+    device_memory_bytes=8 << 30,
+    device_free_bytes=4 << 30,
+)
+
+
+def test_the_workload_is_counted_as_planning_counts():
+    """The figure is used to scale what planning has counted with torch's own counter."""
+    program = (
+        "import torch; from torch.utils.flop_counter import FlopCounterMode\n"
+        "from ravnest.agent import workload\n"
+        "workload._LEAST_STEPS = 1\n"
+        "with FlopCounterMode(display=False) as counter:\n"
+        "    workload.measure('cpu', 1, 0.0)\n"
+        "print(counter.get_total_flops())"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    # Two steps to warm up and one that counts.
+    assert int(done.stdout) == 3 * workload.STEP_FLOPS, done.stderr
+
+
+def test_memory_is_offered_within_the_cap_and_without_what_a_worker_needs_itself():
+    assert memory_for_training(Caps(memory_bytes=1 << 30), CPU) == (1 << 30) - WORKER_BYTES
+    assert memory_for_training(Caps(memory_bytes=1000), CPU) == 0
+    assert 0 < memory_for_training(Caps(), CPU) < psutil.virtual_memory().total
+    assert memory_for_training(Caps(), GPU) == int((4 << 30) * 0.9)
+    assert memory_for_training(Caps(memory_bytes=1 << 30), GPU) == 1 << 30
+
+
+def test_threads_are_the_owners_and_never_more_than_there_are():
+    assert threads_of(Caps(threads=1)) == 1
+    assert threads_of(Caps(threads=99_999)) == psutil.cpu_count()
+    assert 1 <= threads_of(Caps()) <= psutil.cpu_count()
+
+
+def test_a_workers_environment_has_its_threads_and_no_secrets(monkeypatch):
+    monkeypatch.setenv("RAVNEST_JOIN_TOKEN", "secret")
+    monkeypatch.setenv("OMP_NUM_THREADS", "64")
+    environment = worker_environment(3)
+    assert environment["OMP_NUM_THREADS"] == "3"
+    assert not any(name.startswith("RAVNEST") for name in environment)
+
+
+@pytest.mark.parametrize("text", ["", "…", " -x", "tür\n7", "a" * 300, "(a)", "ada's laptop"])
+def test_any_hostname_becomes_a_name(text):
+    assert msgspec.convert(a_name(text), Name) == a_name(text)
+
+
+class Line:
+    """A line of that speed, with a slow beginning."""
+
+    def __init__(self, mbps, start_s=0.0, limit=None):
+        self.mbps, self.start_s, self.limit = mbps, start_s, limit
+        self.sizes = []
+
+    def __call__(self, size):
+        if self.limit is not None and len(self.sizes) >= self.limit:
+            raise AnswerError("too many", 429, "limited", b"")
+        self.sizes.append(size)
+        return self.start_s + size * 8 / 1e6 / self.mbps
+
+
+@pytest.mark.parametrize("mbps", [0.1, 1, 10, 100, 1000])
+def test_a_speed_is_found_in_few_seconds(mbps):
+    line = Line(mbps, start_s=0.01)
+    assert settled_mbps(line, latency_s=0.01) == pytest.approx(mbps, rel=0.05)
+    # A slow line is not kept busy for longer than it takes to know that it is slow.
+    assert sum(line.sizes) * 8 / 1e6 / mbps < 6
+
+
+def test_a_line_that_settles_is_not_measured_further():
+    line = Line(1000)
+    settled_mbps(line)
+    assert max(line.sizes) == 1 << 20
+
+
+def test_what_was_found_before_the_server_had_enough_counts():
+    assert settled_mbps(Line(1e6, limit=2)) == pytest.approx(1e6)
+    with pytest.raises(AnswerError):
+        settled_mbps(Line(1e6, limit=0))
+
+
+def test_a_bucket_gives_the_owners_speed_over_time():
+    now = [0.0]
+    bucket = Bucket(8.0, clock=lambda: now[0])
+    sent = 0
+    while now[0] < 10:
+        now[0] += bucket.take(10_000)
+        sent += 10_000
+    assert sent / 1e6 / now[0] == pytest.approx(1.0, rel=0.05)
+
+
+def test_a_bucket_does_not_save_up_for_ever():
+    now = [0.0]
+    bucket = Bucket(8.0, clock=lambda: now[0])
+    now[0] = 1000.0
+    assert bucket.take(1_000_000) == pytest.approx(0.75)

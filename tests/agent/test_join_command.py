@@ -1,0 +1,114 @@
+"""`ravnest join`: what it makes of its options, and how it exits."""
+
+import json
+import signal
+
+import pytest
+
+from ravnest.agent import joining
+from ravnest.api.machine import Caps
+from ravnest.api.tokens import Token
+from ravnest.cli import main
+from ravnest.errors import ServerError
+
+TOKEN = Token.make("provider", b"\1" * 16)
+
+
+@pytest.fixture
+def joined(monkeypatch, tmp_path):
+    """Records what `join` is called with; `joined.result` is what it returns or raises."""
+    monkeypatch.setenv("RAVNEST_HOME", str(tmp_path))
+
+    class Joined:
+        result = None
+
+        async def __call__(self, settings, token, show):
+            self.settings, self.token = settings, token
+            show("idle", "returned to the pool")
+            if isinstance(self.result, Exception):
+                raise self.result
+            return self.result
+
+    recorder = Joined()
+    monkeypatch.setattr(joining, "join", recorder)
+    return recorder
+
+
+def test_without_options_nothing_is_limited(joined, tmp_path, capsys):
+    assert main(["join", "host"]) == 0
+    assert joined.token is None
+    settings = joined.settings
+    assert str(settings.address) == "https://host:8470"
+    assert settings.home == tmp_path / "provider"
+    assert settings.caps == Caps()
+    assert (settings.listen, settings.advertise, settings.once) == ("0.0.0.0:0", (), False)
+    assert capsys.readouterr().out == "returned to the pool\n"
+
+
+def test_every_option_arrives(joined, tmp_path):
+    options = ["--token", str(TOKEN), "--name", "a's!", "--memory", "1.5", "--threads", "3"]
+    options += ["--bandwidth", "20", "--hours", "9:00-17:30", "--device", "cuda:1", "--no-listen"]
+    options += ["--advertise", "203.0.113.7:99", "--allow-scripts", "sandboxed", "--nice", "10"]
+    options += ["--home", str(tmp_path / "x"), "--once", "--insecure"]
+    assert main(["join", "http://host:1", *options]) == 0
+    assert joined.token == TOKEN
+    settings = joined.settings
+    assert str(settings.address) == "http://host:1"
+    assert (settings.name, settings.home) == ("as", tmp_path / "x")
+    assert settings.caps == Caps(
+        memory_bytes=1_500_000_000,
+        threads=3,
+        bandwidth_mbps=20.0,
+        hours="09:00-17:30",
+        scripts="sandboxed",
+    )
+    assert (settings.device, settings.listen, settings.nice) == ("cuda:1", None, 10)
+    assert (settings.advertise, settings.once) == (("203.0.113.7:99",), True)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        [],
+        ["host", "--hours", "9-5"],
+        ["host", "--hours", "25:00-07:00"],
+        ["host", "--memory", "0.1"],
+        ["host", "--threads", "0"],
+        ["host", "--device", "tpu"],
+        ["host", "--allow-scripts", "maybe"],
+    ],
+)
+def test_wrong_options_are_wrong_usage(joined, options, capsys):
+    assert main(["join", *options]) == 2
+    assert capsys.readouterr().err.startswith("Usage: ravnest join")
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["host", "--token", "x"], "this is no token"),
+        (["host", "--listen", "7700"], "--listen 7700: expected HOST:PORT"),
+        (["host", "--advertise", "me"], "--advertise me: expected HOST:PORT"),
+        (["http://host"], "--insecure"),
+    ],
+)
+def test_what_cannot_be_is_said_in_a_line(joined, options, words, capsys):
+    assert main(["join", *options]) == 1
+    assert words in capsys.readouterr().err
+
+
+def test_exit_codes(joined, capsys):
+    joined.result = signal.SIGINT
+    assert main(["join", "host"]) == 130
+    joined.result = signal.SIGTERM
+    assert main(["join", "host"]) == 143
+    joined.result = ServerError("removed")
+    assert main(["join", "host"]) == 1
+    assert capsys.readouterr().err == "error: removed\n"
+
+
+def test_lines_for_programs(joined, capsys):
+    assert main(["join", "host", "--log-json"]) == 0
+    line = json.loads(capsys.readouterr().out)
+    assert (line["event"], line["text"]) == ("idle", "returned to the pool")
+    assert line["at"] > 0

@@ -1,0 +1,148 @@
+"""Probes between providers: who gets an answer, and who does not."""
+
+import asyncio
+import datetime
+import ssl
+import struct
+
+import pytest
+
+from ravnest.agent.addresses import advertised, join_host_port, split_host_port
+from ravnest.agent.identity import Identity
+from ravnest.agent.peers import PeerListener, client_context, find
+from ravnest.client.address import ServerAddress
+from ravnest.errors import NodeError
+from ravnest.server.authority import open_authority
+
+NOW = datetime.datetime.now(datetime.UTC)
+
+
+def identity(folder, authority, provider, *, signed_by=None):
+    from cryptography.hazmat.primitives import serialization
+    from cryptography.hazmat.primitives.asymmetric import ec
+
+    from ravnest.agent.identity import _signing_request
+
+    folder.mkdir(parents=True)
+    key = ec.generate_private_key(ec.SECP256R1())
+    (folder / "key.pem").write_bytes(
+        key.private_bytes(
+            serialization.Encoding.PEM,
+            serialization.PrivateFormat.PKCS8,
+            serialization.NoEncryption(),
+        )
+    )
+    signer = signed_by or authority
+    request = _signing_request(key, "any name")
+    (folder / "certificate.pem").write_text(signer.sign_provider(provider, request, NOW))
+    return Identity(folder, provider, "x", "credential", authority.pem)
+
+
+@pytest.fixture
+def authority(tmp_path):
+    return open_authority(tmp_path / "authority", NOW)
+
+
+def listening(one, talk):
+    """Runs `talk` with the address of a listener of that identity."""
+
+    async def inside():
+        listener = PeerListener(one, "127.0.0.1", 0)
+        await listener.open()
+        try:
+            return await talk(listener)
+        finally:
+            await listener.close()
+
+    return asyncio.run(inside())
+
+
+def test_a_provider_is_found_at_the_first_address_where_it_is_itself(tmp_path, authority):
+    one, two = (identity(tmp_path / str(n), authority, n) for n in (1, 2))
+
+    async def talk(listener):
+        right = f"127.0.0.1:{listener.port}"
+        found = await find(two, 1, ("127.0.0.1:1", right), measure=True)
+        assert found.address == right
+        assert min(found.mbps, found.latency_ms) > 0
+        assert (await find(two, 1, (right,), measure=False)).mbps == 0
+        # The same port answers, but as somebody else.
+        assert await find(two, 3, (right,), measure=False) is None
+
+    listening(one, talk)
+
+
+def test_strangers_get_no_answer(tmp_path, authority):
+    elsewhere = open_authority(tmp_path / "elsewhere", NOW)
+    one = identity(tmp_path / "1", authority, 1)
+    stranger = identity(tmp_path / "2", authority, 2, signed_by=elsewhere)
+
+    async def talk(listener):
+        address = f"127.0.0.1:{listener.port}"
+        assert await find(stranger, 1, (address,), measure=False) is None
+        nobody = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        nobody.load_verify_locations(cadata=authority.pem)
+
+        async def ask():
+            reader, writer = await asyncio.open_connection(
+                "127.0.0.1", listener.port, ssl=nobody, server_hostname="provider-1"
+            )
+            writer.write(struct.pack("!cI", b"P", 1))
+            await reader.readexactly(5)
+
+        with pytest.raises((ssl.SSLError, OSError, EOFError)):
+            await ask()
+
+    listening(one, talk)
+
+
+@pytest.mark.parametrize("frame", [b"X\0\0\0\0", struct.pack("!cI", b"B", 1 << 31)])
+def test_something_else_than_a_probe_ends_the_conversation(tmp_path, authority, frame):
+    one, two = (identity(tmp_path / str(n), authority, n) for n in (1, 2))
+
+    async def talk(listener):
+        reader, writer = await asyncio.open_connection(
+            "127.0.0.1",
+            listener.port,
+            ssl=client_context(two),
+            server_hostname="provider-1",
+        )
+        writer.write(frame)
+        async with asyncio.timeout(30):
+            with pytest.raises((OSError, asyncio.IncompleteReadError)):
+                await reader.readexactly(1)
+        writer.transport.abort()
+
+    listening(one, talk)
+
+
+def test_the_port_is_free_between_close_and_open(tmp_path, authority):
+    one = identity(tmp_path / "1", authority, 1)
+
+    async def talk(listener):
+        port = listener.port
+        await listener.close()
+        other = await asyncio.start_server(lambda *_: None, "127.0.0.1", port)
+        other.close()
+        await other.wait_closed()
+        await listener.open()
+        assert listener.port == port
+
+    listening(one, talk)
+
+
+def test_addresses_that_others_may_try():
+    server = ServerAddress("203.0.113.7", 1)
+    assert advertised(server, "192.0.2.9", 5) == ("192.0.2.9:5",)
+    assert advertised(server, "2001:db8::9", 5) == ("[2001:db8::9]:5",)
+    everywhere = advertised(server, "0.0.0.0", 5)
+    assert not any(address.startswith("127.") for address in everywhere)
+    assert "127.0.0.1:5" in advertised(ServerAddress("localhost", 1), "0.0.0.0", 5)
+
+
+def test_host_and_port():
+    assert split_host_port("[::1]:80", "--listen") == ("::1", 80)
+    assert join_host_port(*split_host_port("[::1]:80", "--listen")) == "[::1]:80"
+    for text in ("80", ":80", "host", "host:x", "host:99999", "::1:80"):
+        with pytest.raises(NodeError, match="--listen"):
+            split_host_port(text, "--listen")
