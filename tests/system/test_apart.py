@@ -3,7 +3,7 @@
 import pytest
 from cast import Cast, cast, idle
 from digits import accuracy, submit
-from namespaces import network
+from namespaces import entered, network
 
 pytestmark = pytest.mark.needs("namespaces")
 
@@ -12,7 +12,7 @@ FAST, SLOW = 400.0, 8.0
 
 @pytest.fixture
 def hosts(tmp_path):
-    with network() as net, cast(tmp_path, host=net.server) as made:
+    with network() as net, cast(tmp_path, host=net.server) as made, entered(net.server):
         yield net, made
 
 

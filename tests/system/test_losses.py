@@ -59,7 +59,7 @@ def test_a_job_can_be_paused_stopped_fetched_and_resumed(three: Cast):
         training(three, job.id, epoch=2.0)
         job.pause()
         three.wait_for_job(job.id, "paused")
-        job.unpause()
+        job.go_on()
         three.wait_for_job(job.id, "running")
         job.stop()
         stopped = three.wait_for_job(job.id, "stopped")

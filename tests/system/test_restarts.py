@@ -1,4 +1,4 @@
-"""The server is killed at every part of a job, started again, and the job ends as if nothing was."""
+"""The server is killed at every part of a job and started again; the job ends all the same."""
 
 import pytest
 from cast import Cast, cast
