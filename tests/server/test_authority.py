@@ -11,8 +11,9 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec, rsa
 from cryptography.x509.oid import NameOID
 
+from ravnest.api import SERVER_NAME
 from ravnest.errors import JobError, ServerError
-from ravnest.server.authority import SERVER_NAME, open_authority, server_certificate
+from ravnest.server.authority import open_authority, server_certificate
 
 NOW = datetime.datetime.now(datetime.UTC)
 

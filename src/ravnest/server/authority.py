@@ -19,14 +19,14 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
+from ravnest.api import SERVER_NAME
 from ravnest.api.tokens import fingerprint_of
 from ravnest.errors import JobError, ServerError
 from ravnest.server.folders import PRIVATE, write_whole
 
 logger = logging.getLogger("ravnest.server")
 
-SERVER_NAME = "ravnest-server"
-"""In the server's certificate, beside the names and addresses it is reached by."""
+
 _AUTHORITY_DAYS = 3650
 _LEAF_DAYS = 825
 _RENEW_DAYS = 60

@@ -83,6 +83,10 @@ class Batch:
                     self.forgotten.append(change.job)
 
     @property
+    def is_empty(self) -> bool:
+        return not (self.records or self.events or self.points or self.forgotten)
+
+    @property
     def puts(self) -> list[tuple[str, str, str]]:
         return [
             (kind, id, body.decode())

@@ -11,7 +11,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from ravnest.server.changes import Change
 from ravnest.server.changes import Event as LoggedEvent
@@ -19,8 +19,9 @@ from ravnest.server.state.effects import Effects, Order, Wake
 from ravnest.server.state.events import Event, Tick
 from ravnest.server.state.machine import handle
 from ravnest.server.state.world import World
-from ravnest.server.store import Store
+from ravnest.server.store import Reading, Store
 
+_Answer = TypeVar("_Answer")
 logger = logging.getLogger("ravnest.server")
 
 
@@ -80,6 +81,11 @@ class Core:
     def keep(self, changes: Sequence[Change]) -> "asyncio.Future[None]":
         """Write what nothing follows from."""
         return self._commit(changes, [])
+
+    async def read(self, question: Callable[[Reading], _Answer]) -> _Answer:
+        """An answer that knows of everything that has happened before it was asked for."""
+        await asyncio.wrap_future(self.store.write(()))
+        return await asyncio.wrap_future(self.store.ask(question))
 
     def _commit(self, changes: Sequence[Change], orders: Sequence[Order]) -> "asyncio.Future[None]":
         loop = asyncio.get_running_loop()

@@ -27,7 +27,6 @@ from ravnest.server.state.effects import (
     Send,
 )
 from ravnest.server.state.events import Fused, FusingFailed, PlanFailed, PlanMade
-from ravnest.server.store import Store
 
 logger = logging.getLogger("ravnest.server")
 
@@ -63,7 +62,7 @@ class Errands:
                 if connection is not None:
                     connection.close(order.reason, final=order.final)
             case MakePlan():
-                self._soon(self._plan(order))
+                self._soon(self._plan_or_say_why_not(order))
             case DropPlan():
                 self._workshop.cancel(f"plan {order.job}")
             case Fuse():
@@ -99,10 +98,18 @@ class Errands:
 
     # ---- planning
 
+    async def _plan_or_say_why_not(self, order: MakePlan) -> None:
+        try:
+            await self._plan(order)
+        except Exception as error:
+            # Nothing may wait for ever for a plan that nobody makes.
+            logger.exception("planning %s could not be begun", order.job)
+            self._planned(order, PlanOutcome(error=f"planning could not be begun: {error}"))
+
     async def _plan(self, order: MakePlan) -> None:
         self._run_files.forget(order.job, order.run)
         folder = self._folders.run(order.job, order.run)
-        spec = await read_spec(self._core.store, order.job)
+        spec = await self._spec(order.job)
         if spec is None or order.job not in self._core.world.jobs:
             return
         await self._files.off_loop(lambda: shutil.rmtree(folder, ignore_errors=True))
@@ -122,6 +129,10 @@ class Errands:
             self._planned(order, outcome)
 
         self._workshop.start(f"plan {order.job}", folder, task, done)
+
+    async def _spec(self, job: str) -> JobSpec | None:
+        body = await self._core.read(lambda db: db.record("spec", job))
+        return None if body is None else msgspec.json.decode(body, type=JobSpec)
 
     def _planned(self, order: MakePlan, outcome: PlanOutcome) -> None:
         if outcome.facts is not None and not outcome.error:
@@ -171,8 +182,3 @@ class Errands:
     async def _remove(self, job: str) -> None:
         folder = self._folders.job(job)
         await self._files.off_loop(lambda: shutil.rmtree(folder, ignore_errors=True))
-
-
-async def read_spec(store: Store, job: str) -> JobSpec | None:
-    body = await asyncio.wrap_future(store.ask(lambda db: db.record("spec", job)))
-    return None if body is None else msgspec.json.decode(body, type=JobSpec)

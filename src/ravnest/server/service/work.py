@@ -51,7 +51,10 @@ class Workshop:
         self.cancel(key)
 
         async def go() -> None:
-            outcome = await self.do(folder, order)
+            try:
+                outcome = await self.do(folder, order)
+            except OSError as error:  # no process, no space, no folder
+                outcome = PlanOutcome(error=f"the server cannot do this: {error}")
             await done(outcome)
 
         task = asyncio.create_task(go(), name=key)

@@ -99,7 +99,8 @@ class Store:
             for changes, _ in items:
                 batch.add(changes)
             try:
-                self._database.carry_out(batch)
+                if not batch.is_empty:
+                    self._database.carry_out(batch)
             except Exception as error:
                 # From here on memory and disk differ: nothing more may be acknowledged.
                 self._broken = error

@@ -1,6 +1,5 @@
 """Everything that can be seen: at once, as a stream, and in detail."""
 
-import asyncio
 from collections.abc import Callable
 
 from starlette.responses import Response, StreamingResponse
@@ -63,9 +62,7 @@ class _Viewers:
 
     async def series(self, call: Call) -> Series:
         job = job_of(self._service, call).id
-        found = await asyncio.wrap_future(
-            self._service.core.store.ask(lambda db: db.points(job, _POINTS))
-        )
+        found = await self._service.core.read(lambda db: db.points(job, _POINTS))
         curves: dict[str, list[tuple[float, ...]]] = {}
         for point in found:
             if point.value is not None:
@@ -85,9 +82,7 @@ class _Viewers:
         job = job_of(self._service, call).id if "job" in call.request.path_params else None
         limit = int(call.number("limit", 100, 1, _MOST_EVENTS))
         before = int(call.number("before", 0, 0, 1 << 62)) or None
-        found = await asyncio.wrap_future(
-            self._service.core.store.ask(lambda db: db.events(limit, job, before))
-        )
+        found = await self._service.core.read(lambda db: db.events(limit, job, before))
         return [event_view(event) for event in found]
 
     async def providers(self, call: Call) -> list[ProviderView]:

@@ -1,0 +1,147 @@
+"""The three tasks: is this model acceptable, how is it divided, what has become of it."""
+
+import os
+import shutil
+from pathlib import Path
+
+from ravnest.api.jobs import Named
+from ravnest.api.views import PlanView, RingView
+from ravnest.errors import JobError
+from ravnest.plan import Plan
+from ravnest.planning.fusion import SAFETENSORS, STATE_DICT, fuse_cluster
+from ravnest.planning.handover import study_package, take_model
+from ravnest.planning.planned import PlanRequest, plan_study
+from ravnest.planning.report import render_report
+from ravnest.recipes.checking import model_inputs
+from ravnest.recipes.optimizers import optimizer_memory
+from ravnest.rundir import RunDir
+from ravnest.server.planjob.assigning import write_assignments
+from ravnest.server.planjob.outcome import PlanOrder, PlanOutcome
+from ravnest.server.state.records import PlanFacts, PlannedPart
+from ravnest.stage.files import sha256_of
+
+NODE_DATA = "node_data"
+
+
+def check(order: PlanOrder, folder: Path) -> PlanOutcome:
+    """The files of the model, its operators, and whether the recipe feeds what it takes."""
+    spec = order.spec
+    assert spec is not None
+    taken = take_model(Path(order.model))
+    if spec.recipe is not None:
+        names = [argument.name for argument in taken.graph.arguments]
+        model_inputs(spec.recipe, spec.train, names)
+    fixed = taken.graph.static_batch
+    if fixed is not None and fixed != spec.training.batch_size:
+        raise JobError(
+            f"the model was captured for batches of exactly {fixed} rows, and batch_size is "
+            f"{spec.training.batch_size}"
+        )
+    return PlanOutcome()
+
+
+def plan(order: PlanOrder, folder: Path) -> PlanOutcome:
+    spec = order.spec
+    assert spec is not None
+    wanted = spec.planning
+    # A cluster without a whole batch would hold up the others.
+    most = max(1, spec.train.rows // spec.training.batch_size)
+    # What a script trains with is not known; most use Adam.
+    optimizer = spec.recipe.optimizer if spec.recipe is not None else Named(name="adam")
+    request = PlanRequest(
+        min_cluster_size=wanted.min_cluster_size,
+        max_clusters=min(wanted.max_clusters or most, most),
+        idle_gain=wanted.idle_gain,
+        micro_batches=wanted.micro_batches,
+        optimizer_factor=optimizer_memory(optimizer),
+    )
+    weights = Path(order.weights) if order.weights else None
+    studied = study_package(Path(order.model), weights=weights)
+    run = RunDir(folder / NODE_DATA)
+    made, _ = plan_study(studied, order.pool, request, run)
+    write_assignments(order, made, run, folder)
+    return PlanOutcome(
+        facts=_facts(order, made), view=_view(made), rings=_rings(made), warnings=made.warnings
+    )
+
+
+def _facts(order: PlanOrder, made: Plan) -> PlanFacts:
+    return PlanFacts(
+        run=order.run,
+        parts=tuple(
+            PlannedPart(
+                provider=stage.provider.id,
+                node=f"node_{stage.provider.id}",
+                cluster=cluster.id,
+                stage=stage.index,
+                role=stage.role,
+                parameters=stage.parameters,
+                memory_bytes=stage.memory.total,
+                compute_s=stage.compute_s,
+            )
+            for cluster in made.clusters
+            for stage in cluster.stages
+        ),
+        parameters=made.model.parameters,
+        clusters=len(made.clusters),
+        steps_per_s=made.steps_per_s,
+    )
+
+
+def _view(made: Plan) -> PlanView:
+    return PlanView(
+        steps_per_s=made.steps_per_s,
+        single_machine_steps_per_s=1 / made.single_machine_s if made.single_machine_s > 0 else 0.0,
+        batch_size=made.model.batch_size,
+        parameters=made.model.parameters,
+        model=made.model.name,
+        clusters=len(made.clusters),
+        providers=len(made.addresses),
+        idle=tuple((idle.provider.id, idle.reason) for idle in made.idle),
+        warnings=made.warnings,
+        report=render_report(made),
+    )
+
+
+def _rings(made: Plan) -> tuple[RingView, ...]:
+    if len(made.clusters) == 1:
+        return ()
+    return tuple(
+        RingView(
+            id=ring.id,
+            first_parameter=ring.first_parameter,
+            bytes=ring.bytes,
+            providers=tuple(ring.owners[cluster] for cluster in ring.walk),
+        )
+        for ring in made.rings
+    )
+
+
+def fuse(order: PlanOrder, folder: Path) -> PlanOutcome:
+    """What the providers of a cluster have brought back, as one model; put in place whole."""
+    run = RunDir(order.model)
+    for results in sorted(Path(order.results).iterdir()):
+        for package in run.root.glob(f"cluster_*/provider-{results.name}:1"):
+            for file in results.iterdir():
+                _link(file, package / file.name)
+    output, fresh = Path(order.output), folder / "result"
+    shutil.rmtree(fresh, ignore_errors=True)
+    fuse_cluster(run.root, order.cluster, fresh)
+    for name in (SAFETENSORS, STATE_DICT):
+        (fresh / f"{name}.sha256").write_text(sha256_of(fresh / name))
+    size = (fresh / SAFETENSORS).stat().st_size
+    retired = folder / "retired"
+    shutil.rmtree(retired, ignore_errors=True)
+    if output.exists():
+        output.rename(retired)
+    fresh.rename(output)
+    shutil.rmtree(retired, ignore_errors=True)
+    return PlanOutcome(result_bytes=size)
+
+
+def _link(source: Path, target: Path) -> None:
+    target.unlink(missing_ok=True)
+    try:
+        os.link(source, target)
+    except OSError:  # a file system without links
+        shutil.copyfile(source, target)
