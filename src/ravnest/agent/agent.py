@@ -10,30 +10,13 @@ import time
 from collections.abc import Callable, Coroutine
 from typing import Any
 
+from ravnest.agent import instructions as todo
 from ravnest.agent import sandbox
 from ravnest.agent.channel import Channel, Pauses
 from ravnest.agent.clockwork import Clockwork
 from ravnest.agent.control import Control
 from ravnest.agent.errand import Errand, Surroundings
 from ravnest.agent.folders import WorkFolders
-from ravnest.agent.instructions import (
-    AcceptCall,
-    BringBack,
-    CancelPreparing,
-    CleanUp,
-    EndWorker,
-    Finish,
-    Instruction,
-    KeepTime,
-    MeasureLinks,
-    Prepare,
-    ProbePeers,
-    Pulse,
-    Say,
-    StartWorker,
-    SteerWorker,
-    Tell,
-)
 from ravnest.agent.machine import Load
 from ravnest.agent.measuring import Measuring
 from ravnest.agent.standing import Instructions
@@ -65,7 +48,10 @@ class Agent:
         self._measuring = measuring
         self._folders = WorkFolders(settings.home)
         self._control = Control(
-            facts, settings.caps, once=settings.once, may_run=self._reason_against
+            facts,
+            settings.caps,
+            once=settings.once,
+            may_run=lambda new: sandbox.reason_against(new, settings.caps),
         )
         self._channel = Channel(around.client, self, pauses)
         self._errand: Errand | None = None
@@ -180,42 +166,42 @@ class Agent:
         for each in instructions:
             self._do_one(each)
 
-    def _do_one(self, instruction: Instruction) -> None:
+    def _do_one(self, instruction: todo.Instruction) -> None:
         match instruction:
-            case Say(message=message):
+            case todo.Say(message=message):
                 self._channel.send(message)
-            case Pulse():
+            case todo.Pulse():
                 self._clockwork.beat()
-            case Tell(event=event, text=text):
+            case todo.Tell(event=event, text=text):
                 self._show(event, text)
-            case KeepTime(heartbeat_s=heartbeat_s, report_s=report_s, offset_s=offset_s):
+            case todo.KeepTime(heartbeat_s=heartbeat_s, report_s=report_s, offset_s=offset_s):
                 self._around.report_s, self._around.clock_offset_s = report_s, offset_s
                 self._clockwork.keep(heartbeat_s)
-            case MeasureLinks():
+            case todo.MeasureLinks():
                 self._go(self._measure())
-            case ProbePeers(peers=peers):
+            case todo.ProbePeers(peers=peers):
                 self._go(self._probe(peers))
-            case Prepare(assignment=assignment):
+            case todo.Prepare(assignment=assignment):
                 self._prepare(assignment)
-            case CancelPreparing():
+            case todo.CancelPreparing():
                 if self._preparing is not None:
                     self._preparing.cancel()
-            case StartWorker(assignment=assignment, paused=paused):
+            case todo.StartWorker(assignment=assignment, paused=paused):
                 self._start_worker(assignment.id, paused)
-            case SteerWorker(action=action):
+            case todo.SteerWorker(action=action):
                 if self._errand is not None and self._errand.worker is not None:
                     self._errand.worker.steer(action)
-            case EndWorker():
+            case todo.EndWorker():
                 if self._errand is not None and self._errand.worker is not None:
                     self._errand.worker.kill("it is not wanted any more")
-            case BringBack(assignment=assignment, end=end):
+            case todo.BringBack(assignment=assignment, end=end):
                 self._go(self._bring_back(assignment, end))
-            case CleanUp(assignment=name, failed=failed):
+            case todo.CleanUp(assignment=name, failed=failed):
                 self._clean_up(name, failed)
-            case AcceptCall(call=call):
+            case todo.AcceptCall(call=call):
                 if self._errand is not None:
                     self._errand.accept(call)
-            case Finish(problem=problem):
+            case todo.Finish(problem=problem):
                 self.problem, self.is_rejected = problem, problem is not None
                 self._finished.set()
 
@@ -251,18 +237,12 @@ class Agent:
     def _measure_again(self) -> None:
         """Unless a new connection has asked for it meanwhile."""
         if self._control.welcomed and self._control.figures is None:
-            self._do([MeasureLinks()])
+            self._do([todo.MeasureLinks()])
 
     async def _probe(self, peers: tuple[PeerAddress, ...]) -> None:
         figures = await self._measuring.probe(self._around.identity, peers)
         if figures is not None:
             self._do(self._control.measured(figures))
-
-    def _reason_against(self, assignment: Assignment) -> str | None:
-        if assignment.script is None or self._around.settings.caps.scripts != "sandboxed":
-            return None
-        reason = sandbox.why_not()
-        return None if reason is None else f"scripts are allowed in a sandbox only, and {reason}"
 
     def _prepare(self, assignment: Assignment) -> None:
         self._folders.tidy(keep=assignment.id)

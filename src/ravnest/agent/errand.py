@@ -4,6 +4,7 @@ Does what it is told, one step after another; what comes next is decided in `err
 """
 
 import asyncio
+import contextlib
 import socket
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -120,16 +121,41 @@ class Errand:
         return self.worker
 
     async def work(self, worker: Worker) -> WorkEnd:
-        around, assignment = self._around, self.assignment
+        around = self._around
         if around.listener is not None:
             # The port is the worker's as long as it runs.
             await around.listener.close()
             self._listen = (around.listener.host, around.listener.port)
         else:
             self._listen = ("127.0.0.1", _free_port())
+        try:
+            self._give_order()
+            end = await worker.run()
+        except OSError as error:  # a disk that is full
+            end = WorkEnd(
+                outcome="failed",
+                epochs_done=self.assignment.epochs_done,
+                reason=f"the worker cannot be started: {error}"[:4000],
+            )
+        finally:
+            self.worker = None
+            await self._tunnels.close()
+            if around.listener is not None:
+                # If somebody else has taken the port, neighbours come through the server.
+                with contextlib.suppress(OSError):
+                    await around.listener.open()
+        end = self._checked(end)
+        # Without a record, the next agent says that this one was restarted.
+        with contextlib.suppress(OSError):
+            self.folder.record_end(end)
+        return end
+
+    def _give_order(self) -> None:
+        around = self._around
+        assert self._listen is not None
         self.folder.give_order(
             WorkOrder(
-                assignment=assignment,
+                assignment=self.assignment,
                 listen=join_host_port(*self._listen),
                 routes={**self._direct, **self._relayed},
                 device=around.device,
@@ -139,16 +165,6 @@ class Errand:
                 clock_offset_s=around.clock_offset_s,
             )
         )
-        try:
-            end = await worker.run()
-        finally:
-            self.worker = None
-            await self._tunnels.close()
-            if around.listener is not None:
-                await around.listener.open()
-        end = self._checked(end)
-        self.folder.record_end(end)
-        return end
 
     def _command(self) -> list[str] | None:
         if self._around.worker_command is not None:
@@ -179,8 +195,8 @@ class Errand:
                 around.client, self.assignment.id, self.folder, bucket=around.up
             )
             return end, results
-        except AnswerError as error:
-            reason = f"the server does not take the results: {error}"[:4000]
+        except (AnswerError, OSError) as error:
+            reason = f"the results cannot be brought back: {error}"[:4000]
             return msgspec.structs.replace(end, outcome="failed", saved=False, reason=reason), ()
 
     async def close(self) -> None:

@@ -56,7 +56,10 @@ class AssignmentFolder:
 
     def place_document(self, assignment: Assignment) -> None:
         """The node document, with its package where it is on this machine."""
-        document = msgspec.json.decode((self.path / "node.json").read_bytes())
+        try:
+            document = msgspec.json.decode((self.path / "node.json").read_bytes())
+        except (OSError, msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+            raise JobError(f"the node document cannot be read: {error}") from error
         if not isinstance(document, dict) or document.get("node_id") != assignment.provider:
             raise JobError("the node document is not that of this provider")
         document["template_path"] = self.package.resolve().as_posix()

@@ -12,6 +12,9 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from ravnest.api.machine import Caps
+from ravnest.api.work import Assignment
+
 _PROGRAM = "bwrap"
 _HIDDEN = ("/home", "/root", "/tmp", "/var/tmp", "/run", "/mnt", "/media", "/srv")
 _TRIAL_S = 10.0
@@ -28,6 +31,14 @@ def why_not() -> str | None:
     except (OSError, subprocess.TimeoutExpired) as error:
         return f"{_PROGRAM} cannot be run: {error}"
     return None if tried.returncode == 0 else f"{_PROGRAM} does not work: {tried.stderr.strip()}"
+
+
+def reason_against(assignment: Assignment, caps: Caps) -> str | None:
+    """Why an assignment cannot be taken, if the owner wants a sandbox and there is none."""
+    if assignment.script is None or caps.scripts != "sandboxed":
+        return None
+    reason = why_not()
+    return None if reason is None else f"scripts are allowed in a sandbox only, and {reason}"
 
 
 def sandboxed(command: Sequence[str], folder: Path) -> list[str]:
