@@ -7,7 +7,7 @@ import httpx
 import msgspec
 import pytest
 from fake_agent import FakeAgent, key_request
-from harness import running_server
+from servers import running_server
 from websockets.exceptions import InvalidStatus
 
 from ravnest.api.control import Rejected, SetPause

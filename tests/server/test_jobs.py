@@ -10,7 +10,7 @@ import torch
 from a_job import Net, make_job, submit, upload
 from fake_agent import FakeAgent
 from fake_work import fetch, train
-from harness import running_server
+from servers import running_server
 from looking import job_is, until
 
 from ravnest.api.control import Assign, Begin, Steer

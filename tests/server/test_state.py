@@ -1,0 +1,383 @@
+"""What follows from what: single stories on a virtual clock."""
+
+import pytest
+from simulation import FACTS, SETTINGS, Simulation
+
+from ravnest.api.control import Steer
+from ravnest.api.machine import Caps, Figures, PeerFigure
+from ravnest.errors import JobError
+from ravnest.server.state.events import EnrolledNow, JobSteered
+from ravnest.server.state.machine import handle
+from ravnest.server.state.pool import as_pool, why_not_for
+from ravnest.server.state.records import Job, Provider
+
+
+def pool_of(count):
+    sim = Simulation()
+    for _ in range(count):
+        sim.enrol()
+        sim.connect(count and max(sim.agents))
+    sim.talk()
+    return sim
+
+
+def training(sim, **options):
+    """A job that has been submitted, planned, prepared and begun."""
+    sim.submit(True, options.get("max_providers"))
+    sim.wait(15)
+    sim.plan_one("fits")
+    sim.talk()
+    for agent in sim.agents:
+        sim.go_on(agent, "done")
+    sim.talk()
+    job = sim.world.jobs[max(sim.submitted)]
+    assert job.state == "running", job
+    return job
+
+
+def last_word(sim, id):
+    return sim.agents[id].inbox[-1]
+
+
+def test_a_run_goes_from_waiting_to_done():
+    sim = pool_of(2)
+    sim.submit(True, None)
+    job = sim.world.jobs["j0"]
+    states = [job.state]
+    sim.wait(15)
+    states.append(job.state)
+    sim.plan_one("fits")
+    states.append(job.state)
+    sim.talk()
+    for _ in range(2):
+        for agent in sim.agents:
+            sim.go_on(agent, "done")
+        sim.talk()
+        states.append(job.state)
+    sim.fuse_one()
+    states.append(job.state)
+    assert states == ["waiting", "planning", "preparing", "running", "fusing", "done"]
+    assert (job.run, job.fused_run, job.epochs_done) == (1, 1, 2)
+    assert all(agent.state == "idle" for agent in sim.agents.values())
+
+
+def test_without_a_pool_a_job_says_how_to_get_one():
+    sim = Simulation()
+    sim.submit(True, None)
+    sim.wait(15)
+    assert "ravnest join" in sim.world.jobs["j0"].reason
+    sim.enrol()
+    sim.wait(15)
+    job = sim.world.jobs["j0"]
+    assert job.state == "waiting"
+
+
+def test_a_growing_pool_is_planned_with_once_it_has_settled():
+    sim = Simulation()
+    sim.submit(True, None)
+    sim.wait(15)
+    for number in range(1, 4):
+        sim.enrol()
+        sim.connect(number)
+        sim.talk()
+        assert not sim.plans
+        sim.wait(SETTINGS.settle_s / 2)
+    sim.wait(SETTINGS.settle_s)
+    assert [spec.id for spec in sim.plans[0].pool] == [1, 2, 3]
+
+
+def test_jobs_share_the_pool_oldest_first():
+    sim = pool_of(4)
+    for _ in range(2):
+        sim.submit(True, 2)
+    sim.wait(15)
+    assert [plan.job for plan in sim.plans] == ["j0"]
+    assert sim.world.jobs["j1"].reason == "j0 is being planned first"
+    sim.plan_one("fits")
+    sim.wait(SETTINGS.settle_s)
+    sim.plan_one("fits")
+    work = {id: part.job for id, part in sim.world.at_work.items()}
+    assert sorted(work.values()) == ["j0", "j0", "j1", "j1"]
+
+
+def test_a_provider_that_leaves_in_good_order_ends_the_run_with_its_weights():
+    sim = pool_of(4)
+    job = training(sim)
+    sim.leave(1, now=False)
+    sim.talk()
+    assert job.state == "fusing"
+    assert sim.world.runs[job.id].lost is False
+    sim.fuse_one()
+    sim.cut(1)
+    sim.wait(5)
+    assert (job.state, job.epochs_done, job.lost_runs) == ("planning", 1, 0)
+    assert {spec.id for spec in sim.plans[0].pool} == {2, 3, 4}
+    assert (sim.plans[0].fused_run, sim.plans[0].epochs_done) == (1, 1)
+
+
+def test_a_lost_cluster_is_dropped_and_the_others_save_what_they_have():
+    sim = pool_of(4)
+    job = training(sim)
+    assert {part.cluster for part in sim.world.of_run[job.id]} == {0, 1}
+    sim.go_on(1, "failed")
+    sim.hear_one(1)
+    words = {id: last_word(sim, id).action for id in (2, 3, 4)}
+    assert words == {2: "drop", 3: "stop", 4: "stop"}
+    sim.talk()
+    assert (job.state, sim.world.runs[job.id].fuses) == ("fusing", 1)
+    sim.fuse_one()
+    assert job.epochs_done == 1
+    assert "p1" in job.cause
+
+
+def test_a_provider_that_stays_away_is_given_up():
+    sim = pool_of(2)
+    job = training(sim)
+    sim.cut(1)
+    sim.wait(SETTINGS.away_s - 1)
+    assert job.state == "running"
+    sim.wait(2)
+    assert job.state in ("waiting", "planning")
+    assert "away" in job.cause
+    assert isinstance(last_word(sim, 2), Steer)
+
+
+def test_a_provider_that_comes_back_in_time_goes_on():
+    sim = pool_of(2)
+    job = training(sim)
+    sim.cut(1)
+    sim.wait(SETTINGS.away_s - 1)
+    sim.connect(1)
+    sim.talk()
+    sim.wait(SETTINGS.away_s)
+    assert (job.state, job.lost_runs) == ("running", 0)
+
+
+def test_whoever_was_away_too_long_is_told_that_its_run_is_over():
+    sim = pool_of(2)
+    training(sim)
+    sim.cut(1)
+    sim.wait(SETTINGS.away_s + 1)
+    sim.connect(1)
+    sim.hear_one(1)
+    dropped = [m for m in sim.agents[1].inbox if isinstance(m, Steer)]
+    assert [m.action for m in dropped] == ["drop"]
+    sim.talk()
+    assert sim.agents[1].work is None
+
+
+def test_the_first_cause_is_what_the_culprit_says_itself():
+    sim = pool_of(4)
+    job = training(sim)
+    sim.go_on(4, "blames")
+    sim.hear_one(4)
+    run = sim.world.runs[job.id]
+    assert run.secondhand
+    sim.go_on(1, "failed")
+    sim.hear_one(1)
+    assert run.cause == "the worker of p1 failed: boom"
+
+
+def test_too_many_lost_runs_fail_the_job_with_the_first_cause():
+    sim = pool_of(1)
+    sim.submit(True, None)
+    job = sim.world.jobs["j0"]
+    for _ in range(job.max_runs):
+        sim.wait(15)
+        sim.plan_one("fits")
+        sim.talk()
+        sim.go_on(1, "done")
+        sim.talk()
+        sim.go_on(1, "failed")
+        sim.talk()
+    assert job.state == "failed"
+    assert "boom" in job.reason
+    sim.steer("j0", "resume")
+    assert job.lost_runs == 0
+    sim.calm_down()
+    assert job.state == "done"
+
+
+def test_who_refuses_is_not_asked_again():
+    sim = pool_of(2)
+    sim.submit(True, None)
+    sim.wait(15)
+    sim.plan_one("fits")
+    sim.talk()
+    sim.go_on(1, "refused")
+    sim.talk()
+    sim.wait(15)
+    job = sim.world.jobs["j0"]
+    assert (job.state, job.lost_runs) == ("planning", 0)
+    assert [spec.id for spec in sim.plans[-1].pool] == [2]
+
+
+def test_a_run_that_is_not_prepared_in_time_is_lost():
+    sim = pool_of(2)
+    sim.submit(True, None)
+    sim.wait(15)
+    sim.plan_one("fits")
+    sim.talk()
+    sim.go_on(1, "done")
+    sim.talk()
+    sim.wait(SETTINGS.prepare_s + 1)
+    assert "p2 has not prepared" in sim.world.jobs["j0"].cause
+
+
+def test_a_cluster_that_does_not_end_together_is_given_up():
+    sim = pool_of(2)
+    job = training(sim)
+    sim.go_on(1, "done")
+    sim.talk()
+    assert job.state == "running"
+    sim.wait(SETTINGS.stop_s + 1)
+    assert "p2 has not ended" in job.cause
+
+
+def test_a_paused_run_is_paused_again_for_who_missed_it():
+    sim = pool_of(2)
+    job = training(sim)
+    sim.cut(1)
+    sim.steer(job.id, "pause")
+    assert job.state == "paused"
+    sim.connect(1)
+    sim.hear_one(1)
+    assert last_word(sim, 1).action == "pause"
+    sim.steer(job.id, "continue")
+    assert (job.state, last_word(sim, 1).action) == ("running", "resume")
+
+
+def test_a_deleted_job_leaves_nothing_behind():
+    sim = pool_of(2)
+    job = training(sim)
+    sim.deleted.add(job.id)
+    sim.steer(job.id, "delete")
+    assert not [key for key in sim.disk if key[0] in ("job", "run", "part")]
+    assert last_word(sim, 1).action == "drop"
+    sim.talk()
+    assert sim.world.free == {1, 2}
+
+
+@pytest.mark.parametrize(
+    ("state", "refused"),
+    [
+        ("running", ["start", "continue", "resume"]),
+        ("waiting", ["pause", "continue", "resume"]),
+        ("stopped", ["start", "stop", "pause", "continue"]),
+        ("done", ["start", "stop", "pause", "continue", "resume"]),
+    ],
+)
+def test_actions_that_make_no_sense_change_nothing(state, refused):
+    sim = pool_of(2 if state in ("running", "done") else 0)
+    if state in ("running", "done"):
+        job = training(sim)
+    else:
+        sim.submit(True, None)
+        job = sim.world.jobs["j0"]
+    if state == "stopped":
+        sim.steer("j0", "stop")
+    if state == "done":
+        sim.calm_down()
+    assert job.state == state
+    before = dict(sim.disk)
+    for action in refused:
+        with pytest.raises(JobError, match=state):
+            handle(sim.world, JobSteered(job="j0", action=action, by="x"), sim.now)
+    assert (job.state, sim.disk) == (state, before)
+
+
+def test_a_removed_provider_keeps_its_number_for_ever():
+    sim = pool_of(2)
+    sim.steer_provider(2, "remove")
+    assert sim.agents[2].gone
+    sim.restart()
+    assert sim.world.next_provider() == 3
+
+
+def test_a_provider_that_leaves_for_good_is_removed_once_its_work_is_done():
+    sim = pool_of(2)
+    job = training(sim)
+    sim.steer_provider(1, "leave")
+    assert not sim.world.providers[1].removed
+    sim.talk()
+    assert sim.world.providers[1].removed
+    assert job.state == "fusing"
+
+
+def test_a_pause_of_a_provider_lets_its_work_go_on_and_gives_it_no_new():
+    sim = pool_of(2)
+    job = training(sim)
+    sim.steer_provider(1, "pause")
+    assert job.state == "running"
+    for agent in sim.agents:
+        sim.go_on(agent, "done")
+    sim.talk()
+    sim.fuse_one()
+    assert sim.world.free == {2}
+    sim.steer_provider(1, "resume")
+    assert sim.world.free == {1, 2}
+
+
+def test_scripts_run_only_where_the_owner_consents():
+    job = Job(
+        id="j", name="j", owner="t", owner_name="o", submitted_at=0, epochs=1, has_script=True
+    )
+
+    def provider(consent):
+        caps = Caps(scripts=consent)
+        return Provider(id=1, name="p", digest="", enrolled_at=0, facts=FACTS, caps=caps)
+
+    assert why_not_for(job, provider("never"))
+    assert why_not_for(job, provider("sandboxed")) is None
+    assert why_not_for(job, provider("always")) is None
+
+
+def test_links_are_what_was_measured_and_the_slower_end_through_the_relay():
+    def provider(id, up, down, *peers):
+        found = Figures(
+            memory_bytes=1, gflops=2.0, up_mbps=up, down_mbps=down, latency_ms=3.0, peers=peers
+        )
+        return Provider(
+            id=id, name="p", digest="", enrolled_at=0, facts=FACTS, caps=Caps(), figures=found
+        )
+
+    one = provider(1, 50, 100, PeerFigure(provider=2, mbps=80), PeerFigure(provider=3, mbps=0))
+    two = provider(2, 60, 100, PeerFigure(provider=1, mbps=0), PeerFigure(provider=9, mbps=1))
+    three = provider(3, 70, 20, PeerFigure(provider=1, mbps=0))
+    pool = {spec.id: spec for spec in as_pool([three, one, two])}
+    assert pool[1].links == ((2, 80.0), (3, 20.0))
+    assert pool[2].links == ((1, 80.0),)  # 9 is not in this pool
+    assert pool[3].links == ((1, 20.0),)
+    assert (pool[1].address, pool[1].bandwidth_mbps, pool[1].gflops) == ("provider-1:1", 50, 2.0)
+
+
+def test_the_best_providers_are_taken_when_only_some_are_wanted():
+    sim = Simulation()
+    for number, speed in enumerate((1.0, 5.0, 3.0), start=1):
+        sim.enrol()
+        sim.connect(number)
+        sim.talk()
+        provider = sim.world.providers[number]
+        provider.figures = Figures(
+            memory_bytes=10, gflops=speed, up_mbps=1, down_mbps=1, latency_ms=1
+        )
+    sim.submit(True, 2)
+    sim.wait(15)
+    assert [spec.id for spec in sim.plans[0].pool] == [2, 3]
+
+
+def test_a_server_that_dies_before_an_enrolment_is_on_disk_has_not_made_it():
+    sim = Simulation()
+    event = EnrolledNow(provider=1, name="p", digest="d", facts=FACTS, caps=Caps(), token="t")
+    sim.happen(event, dies="before")
+    assert sim.world.providers == {}
+    sim.happen(event, dies="after")
+    assert set(sim.world.providers) == {1}
+
+
+def test_a_run_whose_providers_save_nothing_is_lost():
+    sim = pool_of(1)
+    job = training(sim)
+    sim.go_on(1, "unsaved")
+    sim.talk()
+    assert "no cluster has brought back" in job.cause
