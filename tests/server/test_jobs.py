@@ -10,8 +10,8 @@ import torch
 from a_job import Net, make_job, submit, upload
 from fake_agent import FakeAgent
 from fake_work import fetch, train
-from servers import running_server
 from looking import job_is, until
+from servers import running_server
 
 from ravnest.api.control import Assign, Begin, Steer
 from ravnest.api.views import JobDetail

@@ -1,7 +1,7 @@
 """What follows from what: single stories on a virtual clock."""
 
 import pytest
-from simulation import FACTS, SETTINGS, Simulation
+from state_simulation import FACTS, SETTINGS, Simulation
 
 from ravnest.api.control import Steer
 from ravnest.api.machine import Caps, Figures, PeerFigure

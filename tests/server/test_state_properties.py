@@ -2,7 +2,7 @@
 
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from simulation import Simulation
+from state_simulation import Simulation
 
 from ravnest.server.state.records import ENDED_JOBS
 

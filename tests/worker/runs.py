@@ -20,14 +20,13 @@ from torch import nn
 
 from ravnest import clusterize
 from ravnest.api.jobs import InputSpec, LossSpec, Named, Recipe, TrainingSpec
-from ravnest.api.work import Assignment, WorkEnd, WorkOrder
+from ravnest.api.work import Assignment, End, Line, Report, Started, WorkEnd, WorkOrder
 from ravnest.data.dividing import divide, rows_of_cluster
 from ravnest.data.writing import write_data
 from ravnest.plan import Plan
 from ravnest.recipes.checking import input_fields, target_fields
 from ravnest.rundir import RunDir
 from ravnest.stage.package import load_package
-from ravnest.worker.speech import End, Line, Report, Started
 
 WAIT_S = 90
 

@@ -10,8 +10,8 @@ import runs
 from msgspec.structs import replace
 from runs import TRAINING, Process, plan_run, prepare, started, write_order, written
 
+from ravnest.api.work import Report
 from ravnest.worker.blame import culprit_of
-from ravnest.worker.speech import Report
 
 
 @pytest.fixture

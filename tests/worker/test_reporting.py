@@ -9,12 +9,12 @@ import msgspec
 import pytest
 from runs import RECIPE
 
-from ravnest.api.work import Point, WorkEnd, WorkReport
+from ravnest.api.work import End, Line, Point, Report, Started, WorkEnd, WorkReport
 from ravnest.callbacks import Progress
 from ravnest.provider.telemetry import Round, Standing, Telemetry, Totals
 from ravnest.worker.journal import Journal, Notes, thinned
 from ravnest.worker.reporting import Reporter
-from ravnest.worker.speech import End, Line, Report, Speech, Started
+from ravnest.worker.speech import Speech
 from ravnest.worker.steering import Steering
 
 

@@ -9,13 +9,13 @@ from msgspec.structs import replace
 from runs import RECIPE, TRAINING, make_model, plan_run, prepare, started, written
 
 from ravnest.api.jobs import InputSpec, Named
+from ravnest.api.work import Report
 from ravnest.data.batches import Batches, Reading
 from ravnest.data.dividing import divide
 from ravnest.data.reading import PartReader
 from ravnest.recipes.criterion import build_criterion
 from ravnest.recipes.optimizers import build_optimizer
 from ravnest.recipes.schedules import build_schedule
-from ravnest.worker.speech import Report
 
 
 def train_alone(data, recipe, training, model=None, first_epoch=0):

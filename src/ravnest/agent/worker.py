@@ -16,10 +16,9 @@ import msgspec
 import psutil
 
 from ravnest.agent.folders import AssignmentFolder
-from ravnest.api.work import WorkEnd, WorkReport
+from ravnest.api.work import MOST_LINE_BYTES, End, Line, Report, WorkEnd, WorkReport
 
 MODULE = "ravnest.worker"
-_MOST_LINE = 1 << 20
 _MOST_LOG = 32 << 20
 _LOG_TAIL = 2000
 _END_GRACE_S = 30.0
@@ -28,20 +27,7 @@ _STOP_GRACE_S = 300.0
 """To save and end after it was told to stop."""
 
 
-class Started(msgspec.Struct, frozen=True, tag="started", tag_field="type"):
-    pass
-
-
-class Report(msgspec.Struct, frozen=True, tag="report", tag_field="type"):
-    report: WorkReport
-
-
-class End(msgspec.Struct, frozen=True, tag="end", tag_field="type"):
-    end: WorkEnd
-
-
 Steering = Literal["stop", "pause", "resume"]
-Line = Started | Report | End
 _decoder: msgspec.json.Decoder[Line] = msgspec.json.Decoder(Line)
 
 
@@ -90,7 +76,7 @@ class Worker:
                     stdin=asyncio.subprocess.PIPE,
                     stdout=asyncio.subprocess.PIPE,
                     stderr=log,
-                    limit=_MOST_LINE,
+                    limit=MOST_LINE_BYTES,
                     # Ctrl-C in the agent's terminal is for the agent, which ends it in good order.
                     start_new_session=True,
                 )
@@ -123,7 +109,7 @@ class Worker:
             try:
                 line = await process.stdout.readline()
             except ValueError:
-                self.kill(f"the worker said a line of more than {_MOST_LINE} bytes")
+                self.kill(f"the worker said a line of more than {MOST_LINE_BYTES} bytes")
                 return
             if not line:
                 return

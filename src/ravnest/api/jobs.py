@@ -121,7 +121,7 @@ class PlanningSpec(Strict, frozen=True, kw_only=True):
     min_cluster_size: Annotated[int, Meta(ge=1, le=100_000)] = 2
     max_clusters: Annotated[int, Meta(ge=1, le=100_000)] | None = None
     micro_batches: Annotated[int, Meta(ge=1, le=1 << 16)] | None = None
-    idle_gain: Annotated[float, Meta(ge=0.0, le=1e9)] = 1.5
+    idle_gain: Annotated[float, Meta(ge=1.0, le=1e9)] = 1.5
     max_providers: Annotated[int, Meta(ge=1, le=100_000)] | None = None
     max_runs: Annotated[int, Meta(ge=1, le=1000)] = 3
     """How often the server may begin again when providers are lost."""

@@ -73,8 +73,8 @@ class Assignment(Strict, frozen=True, kw_only=True):
     neighbours: Annotated[tuple[Neighbour, ...], Meta(max_length=100_000)] = ()
     train: DataPart | None = None
     train_rows: Count = 0
-    """Of its cluster, in an epoch; on every provider: a Stem, which gets no data, has to know how
-    many updates an epoch has if the learning rate changes with every update. 0: those in `train`."""
+    """Of its cluster, in an epoch; on every provider: a Stem, which gets no data, must know how
+    many updates an epoch has where the learning rate changes with each. 0: those in `train`."""
     validation: DataPart | None = None
     """Only cluster 0 validates."""
     validates: bool = False
@@ -181,3 +181,26 @@ class WorkEnd(Strict, frozen=True, kw_only=True):
     reason: Text = ""
     culprit: Word | None = None
     """The node that failed first, if it was not this one."""
+
+
+# ---- how the worker says so: a line of JSON on its stdout each
+
+
+MOST_LINE_BYTES = 1 << 20
+
+
+class Started(Strict, frozen=True, tag="started", tag_field="type"):
+    """The order was understood; the stage is being loaded."""
+
+
+class Report(Strict, frozen=True, tag="report", tag_field="type"):
+    report: WorkReport
+
+
+class End(Strict, frozen=True, tag="end", tag_field="type"):
+    """The last line."""
+
+    end: WorkEnd
+
+
+Line = Started | Report | End

@@ -9,10 +9,10 @@ from pathlib import Path
 from types import FrameType
 from typing import Protocol
 
-from ravnest.api.work import WorkEnd, WorkOrder
+from ravnest.api.work import End, WorkEnd, WorkOrder
 from ravnest.errors import RavnestError
 from ravnest.worker.orders import read_order
-from ravnest.worker.speech import End, Speech
+from ravnest.worker.speech import Speech
 from ravnest.worker.steering import Steering
 
 GONE = "its agent is gone"

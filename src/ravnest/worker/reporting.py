@@ -7,10 +7,10 @@ from collections.abc import Callable
 
 import psutil
 
-from ravnest.api.work import LinkBytes, RoundReport, Span, WorkReport
+from ravnest.api.work import LinkBytes, Report, RoundReport, Span, WorkReport
 from ravnest.provider.telemetry import Sample, Telemetry, Totals
 from ravnest.worker.journal import Journal, Notes
-from ravnest.worker.speech import Report, Speech
+from ravnest.worker.speech import Speech
 
 logger = logging.getLogger("ravnest.worker")
 COMPUTED = frozenset({"forward", "backward", "update", "average", "evaluate"})

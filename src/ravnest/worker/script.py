@@ -22,10 +22,10 @@ from typing import IO
 import psutil
 
 from ravnest import lifeline
-from ravnest.api.work import WorkEnd, WorkOrder, WorkReport
+from ravnest.api.work import Report, Started, WorkEnd, WorkOrder, WorkReport
 from ravnest.worker.blame import culprit_of
 from ravnest.worker.saves import Saves
-from ravnest.worker.speech import Report, Speech, Started
+from ravnest.worker.speech import Speech
 from ravnest.worker.steering import Action, Steering
 
 logger = logging.getLogger("ravnest.worker")

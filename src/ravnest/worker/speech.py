@@ -11,25 +11,7 @@ from typing import BinaryIO
 
 import msgspec
 
-from ravnest.api.work import WorkEnd, WorkReport
-
-MOST_BYTES = 1 << 20
-"""Of one line."""
-
-
-class Started(msgspec.Struct, frozen=True, tag="started", tag_field="type"):
-    pass
-
-
-class Report(msgspec.Struct, frozen=True, tag="report", tag_field="type"):
-    report: WorkReport
-
-
-class End(msgspec.Struct, frozen=True, tag="end", tag_field="type"):
-    end: WorkEnd
-
-
-Line = Started | Report | End
+from ravnest.api.work import MOST_LINE_BYTES, End, Line
 
 
 class Speech:
@@ -51,7 +33,7 @@ class Speech:
 
     def say(self, line: Line) -> None:
         content = msgspec.json.encode(line) + b"\n"
-        if len(content) > MOST_BYTES:
+        if len(content) > MOST_LINE_BYTES:
             return  # only a report can be so long, and the next one is shorter
         with self._lock:
             if self._ended:

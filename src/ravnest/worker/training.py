@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from ravnest.api.jobs import Recipe
-from ravnest.api.work import WorkEnd, WorkOrder
+from ravnest.api.work import Started, WorkEnd, WorkOrder
 from ravnest.errors import JobError, NodeError, RavnestError, RunError
 from ravnest.node import Node
 from ravnest.provider.averaging.settings import Averaging
@@ -31,7 +31,7 @@ from ravnest.worker.feeding import Feed, feed
 from ravnest.worker.journal import Journal, Notes
 from ravnest.worker.reporting import Reporter
 from ravnest.worker.saves import Saves
-from ravnest.worker.speech import Speech, Started
+from ravnest.worker.speech import Speech
 from ravnest.worker.steering import Action, Steering
 
 logger = logging.getLogger("ravnest.worker")

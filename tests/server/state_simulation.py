@@ -1,0 +1,462 @@
+"""A server's state among agents, networks and disks that fail, on a clock that nobody waits for.
+
+What is decided is "on disk" at once or, if the server dies in that moment, not at all; what is said
+may get lost with a connection. Agents behave as `ravnest join` does.
+"""
+
+from dataclasses import dataclass, field
+
+import msgspec
+
+from ravnest.api.control import (
+    Assign,
+    Beat,
+    Begin,
+    FromAgent,
+    FromServer,
+    Hello,
+    Leaving,
+    Measured,
+    Prepared,
+    Refused,
+    Settled,
+    Steer,
+)
+from ravnest.api.limits import FileRef
+from ravnest.api.machine import Caps, Figures, MachineFacts
+from ravnest.api.work import Assignment, TrainingSpec, WorkEnd
+from ravnest.errors import JobError
+from ravnest.server.changes import Event as Note
+from ravnest.server.changes import Put, Remove
+from ravnest.server.state.effects import (
+    Close,
+    Discard,
+    DropPlan,
+    Effects,
+    Fuse,
+    Hand,
+    MakePlan,
+    Send,
+    Wake,
+)
+from ravnest.server.state.events import (
+    Connected,
+    Disconnected,
+    EnrolledNow,
+    Event,
+    Fused,
+    FusingFailed,
+    Heard,
+    JobSteered,
+    PartEnded,
+    PlanFailed,
+    PlanMade,
+    ProviderSteered,
+    Started,
+    Submitted,
+    Tick,
+)
+from ravnest.server.state.machine import handle
+from ravnest.server.state.records import Job, Part, PlanFacts, PlannedPart
+from ravnest.server.state.world import Settings, World
+
+SETTINGS = Settings()
+TRAINED = FileRef(path="trained.json", sha256="0" * 64, size=1)
+FACTS = MachineFacts(
+    hostname="h", system="s", python="p", torch="t", ravnest="r", cores=1, memory_bytes=1
+)
+
+
+@dataclass
+class Agent:
+    id: int
+    connected: bool = False
+    state: str = "idle"
+    work: str | None = None
+    end: WorkEnd | None = None
+    gone: bool = False
+    """It was told not to come back."""
+    inbox: list[FromServer] = field(default_factory=list)
+    outbox: list[FromAgent | PartEnded] = field(default_factory=list)
+
+    def say(self, message: FromAgent | PartEnded) -> None:
+        if self.connected:
+            self.outbox.append(message)
+
+    def say_end(self) -> None:
+        assert self.work is not None
+        assert self.end is not None
+        results = (TRAINED,) if self.end.saved else ()
+        self.say(PartEnded(provider=self.id, assignment=self.work, end=self.end, results=results))
+
+    def beat(self) -> None:
+        self.say(Beat(state=self.state, assignment=self.work))
+
+    def connect(self) -> None:
+        self.connected = True
+        self.inbox, self.outbox = [], []
+        self.say(
+            Hello(protocol=1, facts=FACTS, caps=Caps(), state=self.state, assignment=self.work)
+        )
+        self.say(Measured(figures=figures()))
+        if self.end is not None:
+            self.say_end()
+        elif self.state == "ready":
+            self.say(Prepared(assignment=self.work))
+
+    def disconnect(self) -> None:
+        self.connected = False
+        self.inbox, self.outbox = [], []
+
+    def finish(self, end: WorkEnd) -> None:
+        self.state, self.end = "returning", end
+        self.say_end()
+
+    def free(self) -> None:
+        self.state, self.work, self.end = "idle", None, None
+        self.beat()
+
+    def hear(self, message: FromServer) -> None:
+        match message:
+            case Assign(assignment=new):
+                self._assigned(new.id)
+            case Begin(assignment=name) if name == self.work:
+                if self.state == "ready":
+                    self.state = "training"
+                    self.beat()
+            case Steer(assignment=name, action="drop") if name == self.work:
+                self.free()
+            case Steer(assignment=name, action="stop") if name == self.work:
+                if self.state == "training":
+                    self.finish(WorkEnd(outcome="stopped", epochs_done=1, saved=True))
+            case Settled(assignment=name) if name == self.work and self.end is not None:
+                self.free()
+
+    def _assigned(self, name: str) -> None:
+        if self.work == name:
+            if self.end is not None:
+                self.say_end()
+            elif self.state == "ready":
+                self.say(Prepared(assignment=name))
+        elif self.work is not None:
+            self.say(Refused(assignment=name, reason="busy"))
+        else:
+            self.state, self.work = "preparing", name
+            self.beat()
+
+
+def figures() -> Figures:
+    return Figures(memory_bytes=1, gflops=1.0, up_mbps=1.0, down_mbps=1.0, latency_ms=1.0)
+
+
+class Simulation:
+    def __init__(self) -> None:
+        self.now = 1000.0
+        self.disk: dict[tuple[str, str], bytes] = {}
+        self.notes: list[Note] = []
+        self.agents: dict[int, Agent] = {}
+        self.submitted: set[str] = set()
+        self.deleted: set[str] = set()
+        self.acknowledged: dict[str, bool] = {}
+        """Assignment → whether it was settled with results."""
+        self.plans: list[MakePlan] = []
+        self.fusings: list[Fuse] = []
+        self.wakes: list[float] = []
+        self.world = World(settings=SETTINGS)
+        self.happen(Started())
+
+    # ---- the server
+
+    def happen(self, event: Event, *, dies: str = "") -> None:
+        """`dies`: before what follows is on disk, or after that and before anybody is told."""
+        try:
+            effects = handle(self.world, event, self.now)
+        except JobError:
+            return
+        if dies != "before":
+            self._keep(effects)
+        if dies:
+            self.restart()
+        else:
+            self._perform(effects)
+        self.check()
+
+    def _keep(self, effects: Effects) -> None:
+        for change in effects.changes:
+            match change:
+                case Put():
+                    self.disk[change.kind, change.id] = change.body
+                case Remove():
+                    self.disk.pop((change.kind, change.id), None)
+                case Note():
+                    self.notes.append(change)
+
+    def _perform(self, effects: Effects) -> None:
+        for order in effects.orders:
+            match order:
+                case Send():
+                    self._send(order.provider, order.message)
+                case Hand():
+                    self._send(order.provider, _assign(self.world.parts[order.part]))
+                case Close():
+                    agent = self.agents[order.provider]
+                    agent.gone = agent.gone or order.final
+                    self.cut(agent.id)
+                case MakePlan():
+                    self.plans = [p for p in self.plans if p.job != order.job] + [order]
+                case DropPlan() | Discard():
+                    self.plans = [p for p in self.plans if p.job != order.job]
+                case Fuse():
+                    self.fusings = [f for f in self.fusings if f.job != order.job] + [order]
+                case Wake():
+                    self.wakes.append(order.at)
+
+    def _send(self, provider: int, message: FromServer) -> None:
+        agent = self.agents[provider]
+        if isinstance(message, Settled):
+            part = self.disk.get(("part", message.assignment))
+            kept = part is not None and msgspec.json.decode(part, type=Part).has_results
+            self.acknowledged[message.assignment] = kept
+        if agent.connected:
+            agent.inbox.append(message)
+
+    def restart(self) -> None:
+        """The server dies and comes back with what is on disk."""
+        for agent in self.agents.values():
+            agent.disconnect()
+        self.plans, self.fusings, self.wakes = [], [], []
+        kinds = ("provider", "job", "run", "part")
+        records = {kind: [b for (k, _), b in self.disk.items() if k == kind] for kind in kinds}
+        number = max((note.number for note in self.notes), default=0)
+        self.world = World.rebuilt(records, SETTINGS, number, self.now)
+        for agent in list(self.agents):
+            if agent not in self.world.providers:
+                del self.agents[agent]  # its enrolment was never acknowledged
+        self.happen(Started())
+
+    # ---- what may happen
+
+    def enrol(self) -> None:
+        number = self.world.next_provider()
+        self.agents[number] = Agent(number)
+        self.happen(
+            EnrolledNow(
+                provider=number, name=f"p{number}", digest="d", facts=FACTS, caps=Caps(), token="t"
+            )
+        )
+
+    def submit(self, asked: bool, max_providers: int | None) -> None:
+        id = f"j{len(self.submitted)}"
+        job = Job(
+            id=id,
+            name=id,
+            owner="t",
+            owner_name="o",
+            submitted_at=self.now,
+            epochs=2,
+            asked=asked,
+            max_providers=max_providers,
+        )
+        self.submitted.add(id)
+        self.happen(Submitted(job=job))
+
+    def steer(self, job: str, action: str) -> None:
+        if job in self.world.jobs:
+            if action == "delete":
+                self.deleted.add(job)
+            self.happen(JobSteered(job=job, action=action, by="o"))
+
+    def steer_provider(self, provider: int, action: str) -> None:
+        if provider in self.world.providers and not self.world.providers[provider].removed:
+            self.happen(ProviderSteered(provider=provider, action=action, by="o"))
+
+    def connect(self, id: int) -> None:
+        agent = self.agents[id]
+        if not agent.connected and not agent.gone:
+            agent.connect()
+
+    def cut(self, id: int) -> None:
+        agent = self.agents[id]
+        if agent.connected:
+            agent.disconnect()
+            if self.world.heard_of(id).connected:
+                self.happen(Disconnected(provider=id))
+
+    def lose_everything(self, id: int) -> None:
+        """The agent is killed; its next one knows nothing."""
+        self.cut(id)
+        agent = self.agents.get(id)
+        if agent is not None:
+            agent.state, agent.work, agent.end = "idle", None, None
+
+    def die(self, id: int) -> None:
+        """The machine is switched off and never comes back."""
+        self.cut(id)
+        self.agents[id].gone = True
+
+    def hear_one(self, id: int, dies: str = "") -> bool:
+        """The server takes the next thing an agent has said."""
+        agent = self.agents[id]
+        if not agent.outbox:
+            return False
+        message = agent.outbox.pop(0)
+        if isinstance(message, Hello):
+            self.happen(Connected(provider=id, hello=message), dies=dies)
+        elif not self.world.heard_of(id).connected:
+            return True
+        elif isinstance(message, PartEnded):
+            self.happen(message, dies=dies)
+        else:
+            self.happen(Heard(provider=id, message=message), dies=dies)
+        return True
+
+    def tell_one(self, id: int) -> bool:
+        agent = self.agents[id]
+        if not agent.inbox:
+            return False
+        agent.hear(agent.inbox.pop(0))
+        return True
+
+    def go_on(self, id: int, how: str) -> bool:
+        """The machine has done something: prepared, or trained to some end."""
+        agent = self.agents[id]
+        if agent.state == "preparing":
+            if how == "refused":
+                agent.say(Refused(assignment=agent.work, reason="no"))
+                agent.free()
+            else:
+                agent.state = "ready"
+                agent.say(Prepared(assignment=agent.work))
+            return True
+        if agent.state == "training":
+            ends = {
+                "failed": WorkEnd(outcome="failed", reason="boom"),
+                "blames": WorkEnd(outcome="failed", reason="peer", culprit="node_1"),
+                "stopped": WorkEnd(outcome="stopped", epochs_done=1, saved=True),
+                "unsaved": WorkEnd(outcome="done", epochs_done=2),
+            }
+            done = WorkEnd(outcome="done", epochs_done=2, saved=True)
+            agent.finish(ends.get(how, done))
+            return True
+        return False
+
+    def leave(self, id: int, now: bool) -> None:
+        self.agents[id].say(Leaving(now=now))
+
+    def plan_one(self, how: str) -> bool:
+        if not self.plans:
+            return False
+        order = self.plans.pop(0)
+        if how in ("unfit", "broken"):
+            self.happen(
+                PlanFailed(
+                    job=order.job, attempt=order.attempt, reason=how, hopeless=how == "broken"
+                )
+            )
+            return True
+        members = [spec.id for spec in order.pool]
+        width = 2 if len(members) % 2 == 0 else 1
+        parts = tuple(
+            PlannedPart(
+                provider=provider,
+                node=f"node_{provider}",
+                cluster=place // width,
+                stage=place % width,
+                role="Root" if place % width == 0 else "Leaf",
+            )
+            for place, provider in enumerate(members)
+        )
+        plan = PlanFacts(run=order.run, parts=parts, clusters=len(members) // width)
+        self.happen(PlanMade(job=order.job, attempt=order.attempt, plan=plan))
+        return True
+
+    def fuse_one(self, fails: bool = False) -> bool:
+        if not self.fusings:
+            return False
+        order = self.fusings.pop(0)
+        if fails:
+            self.happen(FusingFailed(job=order.job, run=order.run, reason="disk"))
+        else:
+            self.happen(Fused(job=order.job, run=order.run, bytes=10))
+        return True
+
+    def wait(self, seconds: float) -> None:
+        """Time passes; whatever was to be done meanwhile is done when it is due."""
+        until = self.now + seconds
+        while self.wakes and min(self.wakes) <= until:
+            self.now = max(self.now, min(self.wakes))
+            self.wakes = [at for at in self.wakes if at > self.now]
+            self.happen(Tick())
+        self.now = until
+
+    def talk(self) -> None:
+        """Everything that has been said is heard."""
+        heard = True
+        while heard:
+            steps = (self.hear_one, self.tell_one)
+            heard = any([step(id) for id in list(self.agents) for step in steps])  # noqa: C419
+
+    def calm_down(self) -> None:
+        """Nothing fails any more: everybody connects, works, and time passes when nothing else
+        happens. Returns when there is nothing left to do."""
+        for job in list(self.world.jobs.values()):
+            if job.state == "paused":
+                self.steer(job.id, "continue")
+        for _ in range(3000):
+            for agent in self.agents.values():
+                self.connect(agent.id)
+            moved = [
+                step(id)
+                for id in list(self.agents)
+                for step in (self.hear_one, self.tell_one, lambda id: self.go_on(id, "done"))
+            ]
+            if any(moved) or self.plan_one("fits") or self.fuse_one():
+                continue
+            if not self.wakes:
+                return
+            self.wait(max(0.0, min(self.wakes) - self.now))
+        raise AssertionError("it never comes to rest")
+
+    # ---- what must always hold
+
+    def check(self) -> None:
+        records = [
+            msgspec.json.decode(body, type=Part)
+            for (kind, _), body in self.disk.items()
+            if kind == "part"
+        ]
+        busy = [part.provider for part in records if part.is_open]
+        assert len(busy) == len(set(busy)), "a provider is in two runs"
+        for job in self.submitted - self.deleted:
+            assert ("job", job) in self.disk, f"{job} is lost"
+        for job in self.world.jobs.values():
+            if job.state not in ("running", "done"):
+                assert job.reason, f"{job.id} is {job.state} and nobody knows why"
+        for part in records:
+            if part.is_open:
+                job = self.world.jobs[part.job]
+                assert job.state in ("preparing", "running", "paused", "stopping"), job
+        assert set(self.world.at_work) == set(busy)
+        working = {part.provider for part in records if part.is_open}
+        assert not working & self.world.free
+
+
+def _assign(part: Part) -> Assign:
+    return Assign(
+        assignment=Assignment(
+            id=part.id,
+            job=part.job,
+            job_name="n",
+            run=part.run,
+            provider=part.provider,
+            node=part.node,
+            cluster=part.cluster,
+            clusters=1,
+            stage=part.stage,
+            stages=1,
+            role="Root",
+            memory_bytes=1,
+            files=(),
+            training=TrainingSpec(),
+        )
+    )
