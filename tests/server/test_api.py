@@ -1,0 +1,361 @@
+"""Who may ask what, what is refused, and that a refusal changes nothing."""
+
+import hashlib
+import http.client
+import json
+import ssl
+
+import httpx
+import msgspec
+import pytest
+from a_job import make_job, upload
+from servers import running_server
+
+from ravnest.api.requests import Problem
+from ravnest.api.tokens import Token
+from ravnest.server.service.app import table
+
+NOTHING = hashlib.sha256(b"").hexdigest()
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("server")
+    limits = {"most_upload_bytes": 10_000_000, "quota_bytes": 30_000_000}
+    with running_server(folder, dashboard="token", **limits) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    return make_job(tmp_path_factory.mktemp("job"))
+
+
+@pytest.fixture
+def requester(server):
+    with server.client(server.token("requester")) as client:
+        yield client
+
+
+def code(answer):
+    return msgspec.json.decode(answer.content, type=Problem).code
+
+
+def test_strangers_learn_nothing_but_health_and_the_authority(server):
+    routes = [one for one in table(server.ready.service) if one.right is not None]
+    assert len(routes) > 25
+    with httpx.Client(base_url=server.url, verify=_context(server)) as stranger:
+        assert stranger.get("/healthz").json()["status"] == "ok"
+        assert "BEGIN CERTIFICATE" in stranger.get("/api/v1/authority").text
+        for one in routes:
+            path = one.path.replace("{provider:int}", "1")
+            answer = stranger.request(one.method, path.replace("{", "").replace("}", ""))
+            assert answer.status_code == 401, one.path
+        for path in ("/nothing", "/api/v1/nothing", "/api/v2/overview", "/..%2f..%2fetc/passwd"):
+            assert stranger.get(path).status_code == 401
+
+
+def _context(server):
+    return ssl.create_default_context(cadata=server.authority)
+
+
+@pytest.mark.parametrize(
+    ("role", "may"),
+    [
+        ("viewer", {"look"}),
+        ("requester", {"look", "submit", "fetch", "steer"}),
+        ("operator", {"look", "submit", "fetch", "steer", "operate"}),
+        ("provider", {"enrol"}),
+    ],
+)
+def test_a_role_may_what_the_table_says(server, role, may):
+    with server.client(server.token(role)) as client:
+        for one in table(server.ready.service):
+            if one.right is None or one.path.endswith("/stream"):
+                continue
+            path = one.path.replace("{provider:int}", "99").replace("{", "").replace("}", "")
+            answer = client.request(one.method, server.url + path)
+            assert (answer.status_code == 403) == (one.right not in may), one.path
+
+
+@pytest.mark.parametrize(
+    "header", ["Basic abc", "Bearer", "Bearer x", "Bearer rav1_AAAA", "Bearer rvc1_1_x", "x"]
+)
+def test_wrong_tokens_are_refused_and_not_repeated(server, header):
+    answer = httpx.get(
+        f"{server.url}/api/v1/overview", headers={"Authorization": header}, verify=_context(server)
+    )
+    assert (answer.status_code, code(answer)) in ((401, "unauthorized"), (429, "limited"))
+    assert "AAAA" not in answer.text
+
+
+def test_a_token_of_another_server_is_refused(server):
+    foreign = str(Token.make("operator", b"x" * 16))
+    with server.client(foreign) as client:
+        assert client.get("tokens").status_code == 401
+
+
+def test_a_revoked_token_is_refused_from_then_on(server):
+    token = server.token("viewer")
+    with server.client(token) as viewer, server.client(server.operator) as operator:
+        assert viewer.get("overview").status_code == 200
+        assert operator.delete(f"tokens/{Token.parse(token).id}").status_code == 204
+        assert viewer.get("overview").status_code == 401
+        listed = {one["id"]: one for one in operator.get("tokens").json()}
+        assert listed[Token.parse(token).id]["revoked"]
+        assert operator.delete("tokens/unknown").status_code == 404
+
+
+# ---- files
+
+
+def test_a_file_is_kept_once_under_its_hash(server, requester):
+    content = b"content " * 300_000
+    sha256 = hashlib.sha256(content).hexdigest()
+    assert requester.head(f"blobs/{sha256}").status_code == 404
+    for _ in range(2):
+        assert requester.put(f"blobs/{sha256}", content=content).status_code == 204
+    assert requester.head(f"blobs/{sha256}").headers["x-size"] == str(len(content))
+
+
+@pytest.mark.parametrize("name", ["..%2f..%2fx", "a" * 63, "A" * 64, "%2e%2e", "a" * 200])
+def test_a_file_with_a_name_that_is_no_hash_is_refused(server, requester, name):
+    answer = requester.put(f"blobs/{name}", content=b"x")
+    assert answer.status_code in (400, 404)
+
+
+def test_another_content_than_announced_leaves_nothing_behind(server, requester):
+    wrong = hashlib.sha256(b"right").hexdigest()
+    answer = requester.put(f"blobs/{wrong}", content=b"wrong")
+    assert (answer.status_code, code(answer)) == (400, "invalid")
+    assert requester.head(f"blobs/{wrong}").status_code == 404
+    assert not list(server.ready.service.folders.incoming.iterdir())
+
+
+def test_an_oversized_upload_is_refused_announced_or_not(server, requester):
+    def pieces():
+        for _ in range(12):
+            yield b"x" * 1_000_000
+
+    announced = requester.put(f"blobs/{NOTHING}", content=b"x" * 11_000_000)
+    assert (announced.status_code, code(announced)) == (413, "too_large")
+    try:
+        unannounced = requester.put(f"blobs/{NOTHING}", content=pieces())
+        assert code(unannounced) == "too_large"
+    except httpx.TransportError:
+        pass  # the server has closed before everything was said
+    assert not list(server.ready.service.folders.incoming.iterdir())
+
+
+def test_files_beyond_the_quota_are_refused(server, requester):
+    held = server.ready.service.files.held_bytes
+    sizes = [9_000_000] * 4
+    answers = []
+    for number, size in enumerate(sizes):
+        content = bytes([number + 1]) * size
+        sha256 = hashlib.sha256(content).hexdigest()
+        answers.append(requester.put(f"blobs/{sha256}", content=content).status_code)
+    assert answers[-1] == 413
+    assert server.ready.service.files.held_bytes <= 30_000_000
+    assert server.ready.service.files.held_bytes > held
+
+
+def test_a_sender_that_goes_away_in_the_middle_leaves_nothing(server, requester):
+    connection = http.client.HTTPSConnection(
+        "127.0.0.1", server.ready.port, context=_context(server), timeout=30
+    )
+    connection.putrequest("PUT", f"/api/v1/blobs/{NOTHING}")
+    connection.putheader("Authorization", requester.headers["Authorization"])
+    connection.putheader("Content-Length", "1000000")
+    connection.endheaders()
+    connection.send(b"x" * 1000)
+    connection.close()
+    assert requester.head(f"blobs/{NOTHING}").status_code == 404
+
+
+# ---- jobs
+
+
+def jobs_of(server):
+    with server.client(server.operator) as operator:
+        return operator.get("jobs").json()
+
+
+def refused_job(server, requester, body):
+    before = jobs_of(server)
+    answer = requester.post("jobs", content=body, timeout=120)
+    assert jobs_of(server) == before
+    return answer
+
+
+def changed(spec, path, value):
+    """The job as JSON, with one place in it changed."""
+    document = msgspec.json.decode(msgspec.json.encode(spec))
+    place = document
+    for step in path[:-1]:
+        place = place[step]
+    place[path[-1]] = value
+    return msgspec.json.encode(document)
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "says"),
+    [
+        (("recipe", "optimizer", "name"), "adamm", "adamm"),
+        (("recipe", "losses", 0, "name"), "cross_entropyy", "cross_entropyy"),
+        (("recipe", "inputs", 0, "field"), "z", "z"),
+        (("train", "shards", 0, "files", 0, "path"), "../../etc/passwd", "path"),
+        (("train", "shards", 0, "files", 0, "path"), "data/train/../../x", "path"),
+        (("train", "shards", 0, "files", 0, "path"), "data/.hidden", "path"),
+        (("train", "shards", 0, "files", 0, "path"), "elsewhere/x", "data/train"),
+        (("train", "shards", 0, "rows"), 1000, "rows"),
+        (("train", "fields", 0, "dtype"), "object", "object"),
+        (("training", "epochs"), 0, "epochs"),
+        (("training", "batch_size"), "many", "batch_size"),
+        (("name",), "a\nb", "name"),
+        (("surprise",), 1, "surprise"),
+        (("model", 0, "path"), "deep/card.json", "folder"),
+    ],
+)
+def test_a_job_that_makes_no_sense_is_refused_with_the_place(
+    server, requester, made, path, value, says
+):
+    answer = refused_job(server, requester, changed(made[0], path, value))
+    assert (answer.status_code, code(answer)) == (400, "invalid")
+    assert says in answer.json()["error"]
+
+
+def test_a_job_whose_files_are_not_there_is_told_which(server, requester, made):
+    other = changed(made[0], ("train", "shards", 0, "files", 0, "sha256"), NOTHING)
+    answer = refused_job(server, requester, other)
+    assert (answer.status_code, code(answer)) == (409, "conflict")
+    assert NOTHING in answer.json()["error"]
+
+
+def test_a_model_with_a_forbidden_operator_is_refused(server, made, tmp_path):
+    """A package that asks for something outside the list of operators, with hashes that fit."""
+    spec, files = made
+    folder = next(path for path in files.values() if path.name == "graph.json").parent
+    for path in folder.iterdir():
+        (tmp_path / path.name).write_bytes(path.read_bytes())
+    graph = json.loads((tmp_path / "graph.json").read_bytes())
+    graph["train"]["operations"][0]["op"] = "aten::system.default"
+    _replace(tmp_path, "graph.json", json.dumps(graph).encode(), ["manifest.json", "card.json"])
+    from a_job import ref
+
+    model = tuple(ref(tmp_path / file.path) for file in spec.model)
+    bad = msgspec.structs.replace(spec, model=model)
+    paths = files | {file.sha256: tmp_path / file.path for file in model}
+    with server.client(server.operator) as operator:
+        upload(operator, paths)
+        answer = refused_job(server, operator, msgspec.json.encode(bad))
+    assert (answer.status_code, code(answer)) == (400, "invalid")
+    assert "system" in answer.json()["error"]
+    assert str(server.ready.service.folders.root) not in answer.json()["error"]
+    assert not list(server.ready.service.folders.jobs.iterdir())
+
+
+def _replace(folder, name, content, listed_in):
+    """A file with other content, and everything that pins it."""
+    (folder / name).write_bytes(content)
+    for listing in listed_in:
+        document = json.loads((folder / listing).read_bytes())
+        for entry in document["files"]:
+            path = folder / entry["name"]
+            entry["size"] = path.stat().st_size
+            entry["sha256"] = hashlib.sha256(path.read_bytes()).hexdigest()
+        (folder / listing).write_bytes(json.dumps(document).encode())
+
+
+def test_bodies_that_are_no_json_or_too_large_are_refused(server, requester):
+    for body in (b"", b"{", b"[]", b"\xff", b"[" * 100_000):
+        assert requester.post("jobs", content=body).status_code == 400
+    with server.client(server.operator) as operator:
+        large = b'{"role":"viewer","name":"' + b"x" * 2_000_000 + b'"}'
+        assert operator.post("tokens", content=large).status_code == 413
+
+
+def test_jobs_of_others_cannot_be_steered_and_unknown_ones_not_found(server, requester):
+    assert requester.post("jobs/zzz/action", json={"action": "stop"}).status_code == 404
+    assert requester.get("jobs/zzz").status_code == 404
+    assert requester.get("jobs/zzz/result").status_code == 404
+
+
+# ---- looking
+
+
+def test_numbers_in_a_query_are_checked(server, requester):
+    for query in ("limit=0", "limit=x", "limit=nan", "limit=1e9", "before=-1"):
+        assert requester.get(f"events?{query}").status_code == 400
+    assert requester.get("events?limit=5").status_code == 200
+
+
+def test_every_route_is_documented_with_its_structures(server, requester):
+    document = requester.get("openapi.json").json()
+    for one in table(server.ready.service):
+        path = one.path.replace(":path", "").replace(":int", "")
+        operation = document["paths"][path][one.method.lower()]
+        assert operation["summary"] == one.summary
+        assert ("requestBody" in operation) == (one.body is not None)
+    text = json.dumps(document)
+    for name in {part.split('"')[0] for part in text.split("#/components/schemas/")[1:]}:
+        assert name in document["components"]["schemas"]
+
+
+def test_metrics_count_what_was_refused(server, requester):
+    requester.get("jobs/zzz")
+    text = httpx.get(
+        f"{server.url}/metrics",
+        headers={"Authorization": requester.headers["Authorization"]},
+        verify=_context(server),
+    ).text
+    assert 'ravnest_requests_total{outcome="not_found",route="/api/v1/jobs/{job}"}' in text
+    assert 'ravnest_providers{state="idle"} 0.0' in text
+
+
+def test_pages_come_with_a_strict_policy_and_are_not_sent_twice(server):
+    with httpx.Client(base_url=server.url, verify=_context(server)) as stranger:
+        page = stranger.get("/")
+        assert page.status_code == 200
+        assert page.headers["content-security-policy"].startswith("default-src 'none'")
+        assert page.headers["x-content-type-options"] == "nosniff"
+        again = stranger.get("/", headers={"If-None-Match": page.headers["etag"]})
+        assert (again.status_code, again.content) == (304, b"")
+        for path in ("/static/../index.html", "/static/%2e%2e/%2e%2e/__init__.py", "/static/x"):
+            assert stranger.get(path).status_code in (401, 404)
+
+
+def test_too_many_wrong_tokens_are_slowed_down(tmp_path):
+    with running_server(tmp_path) as server:
+        headers = {"Authorization": "Bearer nonsense"}
+        with httpx.Client(verify=_context(server), headers=headers) as client:
+            answers = [client.get(f"{server.url}/api/v1/jobs").status_code for _ in range(40)]
+        assert set(answers) == {401, 429}
+        assert answers[0] == 401
+        assert answers[-1] == 429
+
+
+# ---- who may look without a token
+
+
+@pytest.mark.parametrize(
+    ("mode", "headers", "status"),
+    [
+        ("local", {}, 200),
+        ("local", {"Host": "localhost:1"}, 200),
+        ("local", {"Host": "attacker.example"}, 401),
+        ("local", {"X-Forwarded-For": "192.0.2.7"}, 401),
+        ("open", {"Host": "attacker.example"}, 200),
+        ("token", {}, 401),
+    ],
+)
+def test_looking_without_a_token(tmp_path, mode, headers, status):
+    with running_server(tmp_path, dashboard=mode) as server:
+        answer = httpx.get(
+            f"{server.url}/api/v1/overview", headers=headers, verify=_context(server)
+        )
+        assert answer.status_code == status
+        steered = httpx.post(
+            f"{server.url}/api/v1/tokens", headers=headers, verify=_context(server)
+        )
+        assert steered.status_code in (401, 403)

@@ -1,0 +1,107 @@
+"""Providers of the same run reach each other through the server, others do not."""
+
+import asyncio
+import contextlib
+
+import pytest
+from a_job import make_job, submit, upload
+from fake_agent import FakeAgent
+from servers import running_server
+from websockets.exceptions import ConnectionClosed, InvalidStatus
+
+from ravnest.api.control import Assign, Incoming
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    return make_job(tmp_path_factory.mktemp("job"))
+
+
+@contextlib.asynccontextmanager
+async def two_in_a_run(server, made):
+    """Two agents with assignments of the same run, and one without."""
+    token = server.token("provider")
+    with server.client(server.operator) as operator:
+        upload(operator, made[1])
+        async with contextlib.AsyncExitStack() as stack:
+            agents = []
+            for number in range(3):
+                agent = await FakeAgent.enrol(
+                    server.url, token, authority=server.authority, name=f"p{number}"
+                )
+                await stack.enter_async_context(agent.connected())
+                agents.append(agent)
+            for agent in agents[:2]:
+                await agent.measure()
+            submit(operator, made[0])
+            work = [(await agent.expect(Assign, 90)).assignment for agent in agents[:2]]
+            yield agents, work
+
+
+def test_bytes_go_both_ways_and_closing_ends_both(made, tmp_path):
+    async def story(server):
+        async with two_in_a_run(server, made) as (agents, work):
+            one, two, stranger = agents
+            dialling = asyncio.create_task(_dial_and_talk(one, work[0].id, two.provider))
+            call = await two.expect(Incoming)
+            assert (call.caller, call.assignment) == (one.provider, work[1].id)
+            async with two.socket(f"relay/accept/{call.call}") as socket:
+                for number in range(50):
+                    assert await socket.recv() == bytes([number]) * 200_000
+                    await socket.send(b"got it")
+                with pytest.raises(ConnectionClosed):
+                    await socket.recv()
+            await dialling
+            assert server.ready.service.relay.bytes == 50 * (200_000 + 6)
+            await _refused(one, f"relay/dial/{work[0].id}/{stranger.provider}", 403)
+            await _refused(stranger, f"relay/dial/{work[0].id}/{two.provider}", 403)
+            await _refused(one, f"relay/dial/{work[1].id}/{two.provider}", 403)
+            await _refused(stranger, f"relay/accept/{call.call}", 404)
+
+    with running_server(tmp_path / "server") as server:
+        asyncio.run(story(server))
+        assert server.ready.service.relay.links == 0
+
+
+async def _dial_and_talk(agent, assignment, provider):
+    async with agent.socket(f"relay/dial/{assignment}/{provider}") as socket:
+        for number in range(50):
+            await socket.send(bytes([number]) * 200_000)
+            assert await socket.recv() == b"got it"
+
+
+async def _refused(agent, path, status):
+    with pytest.raises(InvalidStatus) as refused:
+        async with agent.socket(path):
+            pass
+    assert refused.value.response.status_code == status
+
+
+def test_a_side_that_does_not_read_holds_the_other_up_and_memory_stays_small(made, tmp_path):
+    async def story(server):
+        async with two_in_a_run(server, made) as (agents, work):
+            one, two, _ = agents
+            sent = 0
+
+            async def flood():
+                nonlocal sent
+                path = f"relay/dial/{work[0].id}/{two.provider}"
+                async with one.socket(path) as socket:
+                    while True:
+                        await socket.send(b"x" * 250_000)
+                        sent += 250_000
+
+            flooding = asyncio.create_task(flood())
+            call = await two.expect(Incoming)
+            # Nothing is read here, so that only what buffers hold can have been sent.
+            async with two.socket(f"relay/accept/{call.call}"):
+                before = -1
+                while sent != before:
+                    before = sent
+                    await asyncio.wait({flooding}, timeout=1.0)
+                assert sent < 64_000_000
+                flooding.cancel()
+                await asyncio.gather(flooding, return_exceptions=True)
+
+    with running_server(tmp_path / "server") as server:
+        asyncio.run(story(server))
