@@ -81,6 +81,7 @@ DECIDING = {
     "ravnest.server.state.deadlines",
     "ravnest.server.state.effects",
     "ravnest.server.state.events",
+    "ravnest.server.state.introducing",
     "ravnest.server.state.jobs",
     "ravnest.server.state.machine",
     "ravnest.server.state.parts",

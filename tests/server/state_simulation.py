@@ -4,6 +4,7 @@ What is decided is "on disk" at once or, if the server dies in that moment, not 
 may get lost with a connection. Agents behave as `ravnest join` does.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 import msgspec
@@ -18,12 +19,13 @@ from ravnest.api.control import (
     Leaving,
     Measured,
     Prepared,
+    Probe,
     Refused,
     Settled,
     Steer,
 )
 from ravnest.api.limits import FileRef
-from ravnest.api.machine import Caps, Figures, MachineFacts
+from ravnest.api.machine import Caps, Figures, MachineFacts, PeerFigure
 from ravnest.api.work import Assignment, TrainingSpec, WorkEnd
 from ravnest.errors import JobError
 from ravnest.server.changes import Event as Note
@@ -74,6 +76,7 @@ class Agent:
     state: str = "idle"
     work: str | None = None
     end: WorkEnd | None = None
+    peers: set[int] = field(default_factory=set)
     gone: bool = False
     """It was told not to come back."""
     inbox: list[FromServer] = field(default_factory=list)
@@ -98,7 +101,7 @@ class Agent:
         self.say(
             Hello(protocol=1, facts=FACTS, caps=Caps(), state=self.state, assignment=self.work)
         )
-        self.say(Measured(figures=figures()))
+        self.say(Measured(figures=figures(self.id, self.peers)))
         if self.end is not None:
             self.say_end()
         elif self.state == "ready":
@@ -118,6 +121,9 @@ class Agent:
 
     def hear(self, message: FromServer) -> None:
         match message:
+            case Probe(peers=peers) if self.state == "idle":
+                self.peers |= {peer.provider for peer in peers}
+                self.say(Measured(figures=figures(self.id, self.peers)))
             case Assign(assignment=new):
                 self._assigned(new.id)
             case Begin(assignment=name) if name == self.work:
@@ -145,8 +151,17 @@ class Agent:
             self.beat()
 
 
-def figures() -> Figures:
-    return Figures(memory_bytes=1, gflops=1.0, up_mbps=1.0, down_mbps=1.0, latency_ms=1.0)
+def figures(id: int = 0, peers: Iterable[int] = ()) -> Figures:
+    """Every second provider can be reached by the others."""
+    return Figures(
+        memory_bytes=1,
+        gflops=1.0,
+        up_mbps=1.0,
+        down_mbps=1.0,
+        latency_ms=1.0,
+        addresses=(f"10.0.0.{id}:1",) if id % 2 else (),
+        peers=tuple(PeerFigure(provider=peer, mbps=1.0) for peer in sorted(peers)),
+    )
 
 
 class Simulation:

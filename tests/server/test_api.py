@@ -8,7 +8,7 @@ import ssl
 import httpx
 import msgspec
 import pytest
-from a_job import make_job, upload
+from a_job import make_job, ref, submit, upload
 from servers import running_server
 
 from ravnest.api.requests import Problem
@@ -232,6 +232,34 @@ def test_a_job_whose_files_are_not_there_is_told_which(server, requester, made):
     assert NOTHING in answer.json()["error"]
 
 
+def test_files_of_a_deleted_job_are_removed_unless_another_job_has_them(tmp_path, made):
+    spec, files = made
+    with running_server(tmp_path / "server") as server, server.client(server.operator) as operator:
+        upload(operator, files)
+        one, two = (submit(operator, spec)["id"] for _ in range(2))
+        folders, held = server.ready.service.folders, server.ready.service.files.held_bytes
+        assert operator.post(f"jobs/{one}/action", json={"action": "delete"}).status_code == 204
+        assert server.ready.service.files.held_bytes == held
+        assert operator.post(f"jobs/{two}/action", json={"action": "delete"}).status_code == 204
+        assert server.ready.service.files.held_bytes == 0
+        assert not list(folders.blobs.glob("*/*"))
+        assert operator.get("jobs").json() == []
+        assert operator.get(f"jobs/{one}").status_code == 404
+
+
+def test_a_requester_steers_only_their_own_jobs(tmp_path, made):
+    with running_server(tmp_path / "server") as server:
+        mine, other = server.token("requester"), server.token("requester")
+        with server.client(mine) as me, server.client(other) as them:
+            upload(me, made[1])
+            job = submit(me, made[0])["id"]
+            assert them.post(f"jobs/{job}/action", json={"action": "stop"}).status_code == 403
+            assert me.post(f"jobs/{job}/action", json={"action": "stop"}).status_code == 200
+            with server.client(server.operator) as operator:
+                answer = operator.post(f"jobs/{job}/action", json={"action": "resume"})
+                assert answer.json()["state"] == "waiting"
+
+
 def test_a_model_with_a_forbidden_operator_is_refused(server, made, tmp_path):
     """A package that asks for something outside the list of operators, with hashes that fit."""
     spec, files = made
@@ -241,8 +269,6 @@ def test_a_model_with_a_forbidden_operator_is_refused(server, made, tmp_path):
     graph = json.loads((tmp_path / "graph.json").read_bytes())
     graph["train"]["operations"][0]["op"] = "aten::system.default"
     _replace(tmp_path, "graph.json", json.dumps(graph).encode(), ["manifest.json", "card.json"])
-    from a_job import ref
-
     model = tuple(ref(tmp_path / file.path) for file in spec.model)
     bad = msgspec.structs.replace(spec, model=model)
     paths = files | {file.sha256: tmp_path / file.path for file in model}

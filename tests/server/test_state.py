@@ -353,17 +353,48 @@ def test_links_are_what_was_measured_and_the_slower_end_through_the_relay():
 
 def test_the_best_providers_are_taken_when_only_some_are_wanted():
     sim = Simulation()
-    for number, speed in enumerate((1.0, 5.0, 3.0), start=1):
+    for number in range(1, 4):
         sim.enrol()
         sim.connect(number)
         sim.talk()
-        provider = sim.world.providers[number]
-        provider.figures = Figures(
+    for number, speed in enumerate((1.0, 5.0, 3.0), start=1):
+        sim.world.providers[number].figures = Figures(
             memory_bytes=10, gflops=speed, up_mbps=1, down_mbps=1, latency_ms=1
         )
     sim.submit(True, 2)
     sim.wait(15)
     assert [spec.id for spec in sim.plans[0].pool] == [2, 3]
+
+
+def test_newcomers_and_those_who_are_free_measure_the_lines_between_them():
+    sim = pool_of(3)
+    told = {
+        id: {peer.provider for peer in p.figures.peers} for id, p in sim.world.providers.items()
+    }
+    assert told == {1: {3}, 2: {1, 3}, 3: {1}}  # 2 says no address
+    assert sim.world.probing == {}
+    assert {peer for peer, _ in as_pool(sim.world.providers.values())[1].links} == {1, 3}
+
+
+def test_planning_waits_for_lines_that_are_being_measured_but_not_for_ever():
+    sim = pool_of(1)
+    sim.enrol()
+    sim.connect(2)
+    while sim.hear_one(2):
+        pass
+    assert set(sim.world.probing) == {2}
+    sim.submit(True, None)
+    sim.wait(SETTINGS.settle_s + 1)
+    assert not sim.plans
+    sim.wait(SETTINGS.probe_s)
+    assert sim.plans
+
+
+def test_in_a_large_pool_everybody_measures_some():
+    sim = pool_of(40)
+    told = [len(provider.figures.peers) for provider in sim.world.providers.values()]
+    assert max(told) < 39
+    assert min(told[1:]) > 0
 
 
 def test_a_server_that_dies_before_an_enrolment_is_on_disk_has_not_made_it():

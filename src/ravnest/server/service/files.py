@@ -5,6 +5,7 @@ few threads that all requests share.
 """
 
 import asyncio
+import contextlib
 import hashlib
 import os
 import shutil
@@ -126,14 +127,19 @@ class Files:
                 waiting.clear()
         await self.off_loop(writer.write, bytes(waiting))
 
-    def forget_blobs(self, needed: set[str], before: float) -> int:
-        """Remove files that no job needs and that were not touched since; how many."""
+    def forget_old(self, needed: set[str], before: float) -> int:
+        """Remove files that no job needs and that came before that moment; how many."""
+        old = [p.name for p in self._folders.blobs.glob("*/*") if p.stat().st_mtime < before]
+        return self.forget(set(old) - needed)
+
+    def forget(self, hashes: set[str]) -> int:
         gone = 0
-        for path in self._folders.blobs.glob("*/*"):
-            status = path.stat()
-            if path.name not in needed and status.st_mtime < before:
-                path.unlink(missing_ok=True)
-                self.held_bytes -= status.st_size
+        for sha256 in hashes:
+            path = self._folders.blob(sha256)
+            with contextlib.suppress(FileNotFoundError):
+                size = path.stat().st_size
+                path.unlink()
+                self.held_bytes -= size
                 gone += 1
         return gone
 

@@ -38,13 +38,12 @@ class Gate:
         kind, _, bearer = headers.get("authorization", "").partition(" ")
         if not kind:
             return ONLOOKER if self._may_look(headers, address) else None
-        if not self._buckets.take("wrong", address, self._clock(), 0.0):
-            raise Refusal("limited", "too many wrong tokens from this address; wait a minute")
         try:
             if kind.lower() != "bearer":
                 raise TokenError("the Authorization header must be: Bearer TOKEN")
             return self.access.caller(bearer.strip(), self._clock())
         except TokenError as error:
+            # A good token is taken all the same: others may share the address.
             if not self._buckets.take("wrong", address, self._clock()):
                 raise Refusal(
                     "limited", "too many wrong tokens from this address; wait a minute"

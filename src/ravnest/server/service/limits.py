@@ -46,9 +46,9 @@ class Buckets:
 
 RATES = {
     "wrong": Rate(0.5, 20),
-    "enrol": Rate(100, 1500),
+    "enrol": Rate(200, 2000),
     "call": Rate(100, 500),
-    "stranger": Rate(20, 200),
+    "stranger": Rate(200, 2000),
     "upload": Rate(200, 2000),
     "probe": Rate(0.5, 40),
     "submit": Rate(1, 20),

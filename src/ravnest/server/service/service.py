@@ -29,6 +29,7 @@ from ravnest.server.service.files import Files
 from ravnest.server.service.gate import Dashboard, Gate
 from ravnest.server.service.live import LiveRun
 from ravnest.server.service.runfiles import RunFiles
+from ravnest.server.service.specs import hashes_needed
 from ravnest.server.service.stream import Sight, Stream
 from ravnest.server.service.views import Progress, event_view, job_view, provider_view, run_view
 from ravnest.server.service.work import WorkLimits, Workshop
@@ -141,13 +142,15 @@ class Service:
         for folder in self.folders.jobs.iterdir():
             if folder.name not in self.world.jobs:
                 shutil.rmtree(folder, ignore_errors=True)
-        needed: set[str] = set()
-        specs = self.core.store.ask(lambda db: db.records("spec")).result()
-        for _, body in specs:
-            needed.update(_hashes(body))
-        gone = self.files.forget_blobs(needed, self.clock() - _DAY_S)
+        needed = self.core.store.ask(hashes_needed).result()
+        gone = self.files.forget_old(needed, self.clock() - _DAY_S)
         if gone:
             logger.info("removed %d files that no job needs", gone)
+
+    async def forget_files(self, hashes: set[str]) -> None:
+        """Files of a job that is gone, as far as no other job has them."""
+        needed = await self.core.read(hashes_needed)
+        await self.files.off_loop(self.files.forget, hashes - needed)
 
     def begin_to_close(self) -> None:
         """Let go of everybody; requests that are being answered may end."""
@@ -288,10 +291,6 @@ class Service:
 
 def _now(store: Store, kind: str) -> list[tuple[str, bytes]]:
     return store.ask(lambda db: db.records(kind)).result()
-
-
-def _hashes(spec: bytes) -> set[str]:
-    return set(re.findall(r'"sha256":"([0-9a-f]{64})"', spec.decode()))
 
 
 def _version() -> str:

@@ -5,6 +5,7 @@
     effects.py    what follows: changes to be kept, instructions to be carried out, words for people
     world.py      all records at once, and what is only known while the server runs
     pool.py       who is free, who may work on what, and what planning is told about them
+    introducing.py who is asked to measure the line to whom
     providers.py  a provider comes, is heard of, goes
     parts.py      a provider's part of a run: prepared, ended, refused, lost
     runs.py       a run begins, is stopped, ends

@@ -2,7 +2,7 @@
 
 from ravnest.api.control import Steer
 from ravnest.errors import JobError
-from ravnest.server.state import pool, runs
+from ravnest.server.state import introducing, pool, runs
 from ravnest.server.state.effects import Discard, DropPlan, MakePlan, Wake
 from ravnest.server.state.events import JobSteered, PlanFailed, PlanMade
 from ravnest.server.state.records import ENDED_JOBS, Job
@@ -24,7 +24,9 @@ def consider(world: World, now: float) -> None:
     waiting = [job for job in world.jobs.values() if job.state in ("waiting", "planned")]
     if not waiting:
         return
-    settled_at = world.pool_changed_at + world.settings.settle_s
+    settled_at = max(
+        world.pool_changed_at + world.settings.settle_s, introducing.measured_by(world, now)
+    )
     for job in sorted(waiting, key=lambda job: (job.submitted_at, job.id)):
         if world.judged.get(job.id) == world.pool_version:
             continue

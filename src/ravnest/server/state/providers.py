@@ -1,7 +1,7 @@
 """A provider enrols, comes, is heard of, is steered, goes."""
 
 from ravnest.api.control import Beat, Hello, Leaving, Measured, SetPause, Welcome
-from ravnest.server.state import parts, pool, runs
+from ravnest.server.state import introducing, parts, pool, runs
 from ravnest.server.state.effects import Close, Wake
 from ravnest.server.state.events import EnrolledNow, ProviderSteered
 from ravnest.server.state.records import Provider
@@ -30,7 +30,7 @@ def connected(world: World, id: int, hello: Hello, now: float) -> None:
         world.note(now, "info", f"{provider.name} is connected", provider=id)
     presence.connected, presence.seen_at = True, now
     presence.state, presence.assignment = hello.state, hello.assignment
-    presence.leaving, presence.told_to_drop = False, None
+    presence.leaving, presence.told_to_drop, presence.introduced = False, None, False
     if (provider.facts, provider.caps) != (hello.facts, hello.caps):
         provider.facts, provider.caps = hello.facts, hello.caps
         world.save_provider(provider)
@@ -117,30 +117,26 @@ def measured(world: World, id: int, message: Measured, now: float) -> None:
     if changed and id in world.free:
         pool.pool_changed(world, now)
     pool.review(world, id, now)
+    introducing.answered(world, provider)
+    introducing.introduce(world, id, now)
 
 
 def leaving(world: World, id: int, message: Leaving, now: float) -> None:
     presence, part, name = world.heard_of(id), world.at_work.get(id), world.providers[id].name
     presence.leaving = True
     why = f"leaves{f': {message.reason}' if message.reason else ''}"
-    if part is None:
-        world.order(Close(provider=id, reason="goodbye", final=False))
-    elif message.now:
+    if part is not None and message.now:
         runs.lose(world, part, f"{name} {why}", now)
-    else:
+    elif part is not None:
         runs.depart(world, part, why, now)
     pool.review(world, id, now)
 
 
 def after_part(world: World, id: int, now: float) -> None:
     """A part of this provider has ended; it may have waited for that."""
-    provider, presence = world.providers[id], world.heard_of(id)
-    if id in world.at_work or provider.removed:
-        return
-    if provider.leaves:
+    provider = world.providers[id]
+    if id not in world.at_work and provider.leaves and not provider.removed:
         remove(world, provider, "has left", now)
-    elif presence.leaving and presence.connected:
-        world.order(Close(provider=id, reason="goodbye", final=False))
 
 
 def steered(world: World, event: ProviderSteered, now: float) -> None:

@@ -26,6 +26,9 @@ class Settings:
     """How long the pool must stay as it is before it is planned with."""
     return_s: float = 10.0
     """How long agents have to come back after the server's start, before pools are judged."""
+    probe_s: float = 15.0
+    """How long planning waits for lines between providers that are being measured."""
+    most_peers: int = 16
     away_s: float = 180.0
     """How long a provider that is needed may be away."""
     prepare_s: float = 3600.0
@@ -46,6 +49,8 @@ class Presence:
     beat: Beat | None = None
     leaving: bool = False
     told_to_drop: str | None = None
+    introduced: bool = False
+    """On this connection."""
 
 
 @dataclass
@@ -65,6 +70,8 @@ class World:
     free: set[int] = field(default_factory=set)
     reached: set[int] = field(default_factory=set)
     """Providers that another one has reached directly."""
+    probing: dict[int, tuple[frozenset[int], float]] = field(default_factory=dict)
+    """Provider id → whom it is asked to measure the line to, and until when that is waited for."""
     pool_version: int = 0
     """Grows with every change of who is free and what they can do."""
     pool_changed_at: float = 0.0

@@ -15,6 +15,8 @@ _HEADER_BYTES = 1 << 16
 def check_job(spec: JobSpec) -> None:
     """`JobError` that names what is wrong. Says nothing about files that are not here yet."""
     _check_paths(spec)
+    if spec.planning.idle_gain < 1:
+        raise JobError(f"planning.idle_gain is {spec.planning.idle_gain}; it has to be 1 or more")
     for name, data in (("train", spec.train), ("validation", spec.validation)):
         if data is not None:
             check_columns(data)

@@ -20,6 +20,7 @@ from ravnest.server.service.calls import Call, Endpoint
 from ravnest.server.service.files import Download
 from ravnest.server.service.problems import Refusal
 from ravnest.server.service.service import Service
+from ravnest.server.service.specs import hashes_in
 from ravnest.server.state.events import JobSteered, Submitted
 from ravnest.server.state.records import Job
 
@@ -113,13 +114,18 @@ class _Requesters:
         if call.caller.kind != "operator" and call.caller.token != job.owner:
             raise Refusal("forbidden", "this job was submitted with another token")
         wanted = await call.body(JobAction)
-        extra = [Remove("progress", job.id)] if wanted.action == "delete" else []
+        deletes = wanted.action == "delete"
+        extra = [Remove("progress", job.id)] if deletes else []
+        spec = await service.core.read(lambda db: db.record("spec", job.id)) if deletes else None
         event = JobSteered(job=job.id, action=wanted.action, by=call.caller.name)
         try:
             await service.core.happen(event, extra)
         except JobError as error:
             raise Refusal("conflict", str(error)) from None
-        return None if wanted.action == "delete" else _shown(service, job.id)
+        if not deletes:
+            return _shown(service, job.id)
+        await service.forget_files(hashes_in(spec or b""))
+        return None
 
     async def result(self, call: Call) -> Response:
         job = job_of(self._service, call)

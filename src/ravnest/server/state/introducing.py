@@ -1,0 +1,74 @@
+"""Providers are asked to measure the lines between them, before they are planned with.
+
+Everybody in a small pool measures everybody; in a large one each measures some. Both directions are
+tried, for often only one of two machines can be reached.
+"""
+
+from collections.abc import Sequence
+
+from ravnest.api.control import PeerAddress, Probe
+from ravnest.server.state.effects import Wake
+from ravnest.server.state.records import Provider
+from ravnest.server.state.world import World
+
+
+def introduce(world: World, id: int, now: float) -> None:
+    """A provider has told its figures: it and others that are free measure what is between them."""
+    presence, newcomer = world.heard_of(id), world.providers[id]
+    if presence.introduced or id not in world.free:
+        return
+    presence.introduced = True
+    # One of two must have an address.
+    useful = [other for other in sorted(world.free - {id}) if _listen(world, id, other)]
+    others = _some(useful, world.settings.most_peers, id)
+    _ask(world, newcomer, [world.providers[other] for other in others], now)
+    for other in others:
+        _ask(world, world.providers[other], [newcomer], now)
+
+
+def _listen(world: World, *ids: int) -> bool:
+    found = (world.providers[id].figures for id in ids)
+    return any(figures is not None and figures.addresses for figures in found)
+
+
+def _some(others: Sequence[int], most: int, start: int) -> list[int]:
+    """At most so many, spread over all of them, and not the same for everybody."""
+    if len(others) <= most:
+        return list(others)
+    places = {(start + place * len(others) // most) % len(others) for place in range(most)}
+    return [others[place] for place in sorted(places)]
+
+
+def _ask(world: World, provider: Provider, others: Sequence[Provider], now: float) -> None:
+    known = {peer.provider for peer in provider.figures.peers} if provider.figures else set()
+    peers = tuple(
+        PeerAddress(provider=other.id, addresses=other.figures.addresses)
+        for other in others
+        if other.figures and other.figures.addresses and other.id not in known
+    )
+    if not peers or not world.heard_of(provider.id).connected:
+        return
+    world.send(provider.id, Probe(peers=peers))
+    asked, _ = world.probing.get(provider.id, (frozenset(), 0.0))
+    until = now + world.settings.probe_s
+    world.probing[provider.id] = (asked | {peer.provider for peer in peers}, until)
+    world.order(Wake(at=until))
+
+
+def answered(world: World, provider: Provider) -> None:
+    """What it was asked for and has told by now is not waited for any more."""
+    if provider.id in world.probing:
+        asked, until = world.probing[provider.id]
+        told = {peer.provider for peer in provider.figures.peers} if provider.figures else set()
+        if asked - told:
+            world.probing[provider.id] = (asked - told, until)
+        else:
+            del world.probing[provider.id]
+
+
+def measured_by(world: World, now: float) -> float:
+    """Until when the lines between free providers are being measured."""
+    for id, (_, until) in list(world.probing.items()):
+        if until <= now or id not in world.free:
+            del world.probing[id]
+    return max((until for _, until in world.probing.values()), default=now)
