@@ -23,7 +23,7 @@ class Metrics:
             ["route", "outcome"],
             registry=self.registry,
         )
-        self.messages = Counter(
+        self._messages = Counter(
             "ravnest_agent_messages", "Messages of agents", ["kind"], registry=self.registry
         )
         self.relayed = Counter(
@@ -34,6 +34,9 @@ class Metrics:
 
     def count_call(self, route: str, outcome: str) -> None:
         self._calls.labels(route, outcome).inc()
+
+    def count_message(self, kind: str) -> None:
+        self._messages.labels(kind).inc()
 
     def gauge(self, name: str, help: str, value: Callable[[], float]) -> None:
         Gauge(name, help, registry=self.registry).set_function(value)

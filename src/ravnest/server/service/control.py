@@ -38,12 +38,14 @@ class ControlChannel:
         *,
         reported: Callable[[int, Reported], None],
         ended: Callable[[int, Ended], Awaitable[None]],
+        count: Callable[[str], None],
     ) -> None:
         self._core = core
         self._desk = desk
         self._connections = connections
         self._reported = reported
         self._ended = ended
+        self._count = count
 
     async def serve(self, socket: WebSocket) -> None:
         try:
@@ -118,6 +120,7 @@ class ControlChannel:
             if connection.closed:
                 return ""
             await self._take(provider, message)
+            self._count(str(type(message).__struct_config__.tag))
 
     async def _take(self, provider: int, message: FromAgent) -> None:
         if isinstance(message, Reported):

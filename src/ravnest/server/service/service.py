@@ -109,7 +109,12 @@ class Service:
         self.stream = Stream(Sight(self.server_view, self._provider, self.job_view, self.run_view))
         self.relay = Relay(self.world, self.desk, self.connections, count=self.metrics.relayed.inc)
         self.control = ControlChannel(
-            self.core, self.desk, self.connections, reported=self.reported, ended=self.ended
+            self.core,
+            self.desk,
+            self.connections,
+            reported=self.reported,
+            ended=self.ended,
+            count=self.metrics.count_message,
         )
         self.core.perform = self.errands.perform
         self.core.watcher = self.stream
