@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import ssl
 
 import httpx
 import msgspec
@@ -42,8 +43,6 @@ async def enrol(server, join, name="fake", **more):
 
 async def seen(server, provider, wanted):
     """Wait on the stream, not on the clock, until the view of a provider is as wanted."""
-    import ssl
-
     context = ssl.create_default_context(cadata=server.authority)
     async with (
         asyncio.timeout(30),

@@ -1,9 +1,11 @@
 """`ravnest server` as people run it: signals, kill -9, a second one on the same folder."""
 
 import asyncio
+import datetime
 import json
 import os
 import signal
+import ssl
 import subprocess
 import sys
 
@@ -48,8 +50,6 @@ def start(tmp_path):
 
 
 def authority(folder):
-    import datetime
-
     return open_authority(folder / "authority", datetime.datetime.now(datetime.UTC)).pem
 
 
@@ -96,8 +96,6 @@ def test_providers_survive_kill_9_at_any_moment(start, tmp_path):
 
 
 def _context(tmp_path):
-    import ssl
-
     return ssl.create_default_context(cadata=authority(tmp_path / "server"))
 
 

@@ -39,6 +39,7 @@ class Workshop:
         self._limits = limits
         self._turn = {"check": asyncio.Lock(), "plan": asyncio.Lock(), "fuse": asyncio.Lock()}
         self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._ending: set[asyncio.Task[None]] = set()
 
     def start(
         self,
@@ -62,6 +63,7 @@ class Workshop:
         task.add_done_callback(lambda task: self._ended(key, task))
 
     def _ended(self, key: str, task: asyncio.Task[None]) -> None:
+        self._ending.discard(task)
         if self._tasks.get(key) is task:
             del self._tasks[key]
         if not task.cancelled() and (error := task.exception()) is not None:
@@ -69,10 +71,11 @@ class Workshop:
 
     def cancel(self, key: str) -> None:
         if (task := self._tasks.pop(key, None)) is not None:
+            self._ending.add(task)
             task.cancel()
 
     async def close(self) -> None:
-        tasks = list(self._tasks.values())
+        tasks = [*self._tasks.values(), *self._ending]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)

@@ -1,0 +1,116 @@
+"""Processes that plan: what becomes of those that are slow, large, broken or not wanted."""
+
+import asyncio
+import shutil
+
+import msgspec
+import pytest
+from a_job import make_job
+
+from ravnest.api.work import Assignment
+from ravnest.plan import ProviderSpec
+from ravnest.server.planjob.outcome import PlanOrder
+from ravnest.server.service.work import WorkLimits, Workshop
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("job")
+    return make_job(folder)[0], folder / "model"
+
+
+def order(made, **more):
+    values = {"task": "plan", "spec": made[0], "job": "j", "model": str(made[1]), "run": 1}
+    return PlanOrder(**values | more)
+
+
+def pool(*gflops, memory=1 << 30):
+    return tuple(
+        ProviderSpec(
+            id=number,
+            address=f"provider-{number}:1",
+            memory_bytes=memory,
+            bandwidth_mbps=100.0,
+            gflops=speed,
+        )
+        for number, speed in enumerate(gflops, start=1)
+    )
+
+
+def do(folder, task, **limits):
+    async def run():
+        workshop = Workshop(WorkLimits(threads=1, **limits))
+        try:
+            return await workshop.do(folder, task)
+        finally:
+            await workshop.close()
+
+    return asyncio.run(run())
+
+
+def test_four_providers_get_parts_with_files_that_are_there(made, tmp_path):
+    outcome = do(tmp_path, order(made, pool=pool(50, 50, 50, 50)))
+    assert outcome.error == ""
+    assert outcome.facts.clusters == 2
+    assert {part.provider for part in outcome.facts.parts} == {1, 2, 3, 4}
+    places = msgspec.json.decode((tmp_path / "places.json").read_bytes(), type=dict[str, str])
+    rows = {}
+    for provider in range(1, 5):
+        content = (tmp_path / "parts" / f"{provider}.json").read_bytes()
+        assignment = msgspec.json.decode(content, type=Assignment)
+        own = [file for file in assignment.files if not file.path.startswith("data/")]
+        assert {file.path for file in own} >= {"node.json", "package/manifest.json"}
+        for file in own:
+            assert (tmp_path / places[file.sha256]).stat().st_size == file.size
+        assert assignment.validates == (assignment.cluster == 0)
+        assert assignment.train_rows == 32
+        rows.setdefault(assignment.cluster, set()).add(
+            (assignment.train.range.first, assignment.train.range.rows)
+        )
+        others = {neighbour.provider for neighbour in assignment.neighbours}
+        assert len(others) >= 2  # the other stage, and the same in the other cluster
+    assert rows == {0: {(0, 32)}, 1: {(32, 32)}}
+    assert len(outcome.rings) >= 1
+
+
+def test_a_pool_that_is_too_small_is_told_as_such(made, tmp_path):
+    outcome = do(tmp_path, order(made, pool=pool(50, memory=1000)))
+    assert outcome.unfit
+    assert "memory" in outcome.error
+
+
+def test_a_process_that_takes_too_long_is_ended(made, tmp_path):
+    outcome = do(tmp_path, order(made, pool=pool(50)), seconds=0.05)
+    assert "longer than 0.05 seconds" in outcome.error
+    assert not outcome.unfit
+
+
+def test_a_process_that_needs_too_much_memory_is_ended(made, tmp_path):
+    outcome = do(tmp_path, order(made, pool=pool(50)), memory_bytes=20_000_000)
+    assert outcome.error
+    assert not outcome.unfit
+
+
+def test_a_damaged_model_is_refused_without_naming_folders(made, tmp_path):
+    model = tmp_path / "model"
+    shutil.copytree(made[1], model)
+    (model / "graph.json").write_bytes(b"{}")
+    outcome = do(tmp_path / "check", order(made, task="check", model=str(model)))
+    assert "graph.json" in outcome.error
+    assert str(tmp_path) not in outcome.error
+
+
+def test_a_plan_that_is_not_wanted_any_more_is_cancelled(made, tmp_path):
+    async def story():
+        workshop, told = Workshop(WorkLimits(threads=1)), []
+
+        async def done(outcome):
+            told.append(outcome)
+
+        workshop.start("plan j", tmp_path, order(made, pool=pool(50)), done)
+        await asyncio.sleep(0)  # it has begun
+        workshop.cancel("plan j")
+        await workshop.close()
+        assert told == []
+
+    asyncio.run(story())
