@@ -22,7 +22,7 @@ def postgres_url(postgres_server):
     return database_url(postgres_server, name)
 
 
-@pytest.fixture(params=["sqlite", "postgres"])
+@pytest.fixture(params=["sqlite", pytest.param("postgres", marks=pytest.mark.needs("postgres"))])
 def store_url(request, tmp_path):
     if request.param == "sqlite":
         return str(tmp_path / "server.sqlite")

@@ -133,6 +133,7 @@ def test_the_text_for_people_has_the_lines_to_paste(tmp_path):
     assert "Dashboard: https://127.0.0.1:" in text
 
 
+@pytest.mark.needs("postgres")
 def test_postgres_is_a_store_too(start, postgres_url, tmp_path):
     server = start("--store", postgres_url)
 

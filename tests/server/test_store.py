@@ -134,6 +134,7 @@ def test_a_store_that_fails_acknowledges_nothing_any_more(store):
         write(store, Put("k", "a", b"{}"))
 
 
+@pytest.mark.needs("postgres")
 def test_postgres_that_was_gone_for_a_moment_is_found_again(postgres_url):
     store = open_store(postgres_url)
     write(store, Put("k", "a", b"{}"))
