@@ -162,7 +162,8 @@ class Errands(Standing):
             self.work = None
             return [CleanUp(name), *self.free()]
         work.phase = "returning"
-        out: Instructions = [Tell("ended", f"the worker is {end.outcome}{_because(end.reason)}")]
+        ended = "is done" if end.outcome == "done" else f"has {end.outcome}"
+        out: Instructions = [Tell("ended", f"the worker {ended}{_because(end.reason)}")]
         if end.saved:
             return [*out, BringBack(work.assignment, end), *self.pulse()]
         return out + self._end(work, end, ())
