@@ -51,7 +51,8 @@ class TestServer:
         )
 
     def token(self, role: Role, **more: Any) -> str:
-        body = msgspec.json.encode(NewToken(role=role, name=f"a {role}", **more))
+        more.setdefault("name", f"a {role}")
+        body = msgspec.json.encode(NewToken(role=role, **more))
         with self.client(self.operator) as client:
             answer = client.post("tokens", content=body)
             assert answer.status_code == 200, answer.text

@@ -249,15 +249,38 @@ def test_files_of_a_deleted_job_are_removed_unless_another_job_has_them(tmp_path
 
 def test_a_requester_steers_only_their_own_jobs(tmp_path, made):
     with running_server(tmp_path / "server") as server:
-        mine, other = server.token("requester"), server.token("requester")
+        mine, other = server.token("requester"), server.token("requester", name="somebody else")
         with server.client(mine) as me, server.client(other) as them:
             upload(me, made[1])
             job = submit(me, made[0])["id"]
             assert them.post(f"jobs/{job}/action", json={"action": "stop"}).status_code == 403
+            assert them.get(f"jobs/{job}/result").status_code == 403
+            # There is none yet; they may ask.
+            assert me.get(f"jobs/{job}/result").status_code == 404
             assert me.post(f"jobs/{job}/action", json={"action": "stop"}).status_code == 200
             with server.client(server.operator) as operator:
                 answer = operator.post(f"jobs/{job}/action", json={"action": "resume"})
                 assert answer.json()["state"] == "waiting"
+
+
+def test_a_token_made_anew_under_the_same_name_has_the_jobs_of_the_old_one(tmp_path, made):
+    with running_server(tmp_path / "server") as server:
+        old, new = (server.token("requester", name="ann") for _ in range(2))
+        with server.client(old) as before, server.client(new) as now:
+            upload(before, made[1])
+            job = submit(before, made[0])["id"]
+            assert now.get(f"jobs/{job}/result").status_code == 404
+            assert now.post(f"jobs/{job}/action", json={"action": "stop"}).status_code == 200
+
+
+def test_the_name_of_an_operator_gives_a_requester_nothing(tmp_path, made):
+    with running_server(tmp_path / "server") as server:
+        namesake = server.token("requester", name="operator")
+        with server.client(server.operator) as operator, server.client(namesake) as requester:
+            upload(operator, made[1])
+            job = submit(operator, made[0])
+            assert job["owner"] == "operator"
+            assert requester.get(f"jobs/{job['id']}/result").status_code == 403
 
 
 def test_a_model_with_a_forbidden_operator_is_refused(server, made, tmp_path):

@@ -25,8 +25,8 @@ MAY: dict[Right, frozenset[Kind]] = {
     "work": frozenset({"machine"}),
     "look": frozenset({"onlooker", "viewer", "requester", "operator"}),
     "submit": frozenset({"requester", "operator"}),
+    # Results of their own jobs, and steering those; an operator everybody's.
     "fetch": frozenset({"requester", "operator"}),
-    # Their own jobs; an operator everybody's.
     "steer": frozenset({"requester", "operator"}),
     "operate": frozenset({"operator"}),
 }

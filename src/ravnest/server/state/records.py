@@ -80,6 +80,7 @@ class Job(Record, kw_only=True):
     owner: str
     """Id of the token it was submitted with."""
     owner_name: str
+    owner_role: str = "requester"
     submitted_at: float
     state: JobState = "waiting"
     reason: str = ""
@@ -116,13 +117,16 @@ class Job(Record, kw_only=True):
         return self.id
 
     @classmethod
-    def of(cls, id: str, spec: JobSpec, owner: str, owner_name: str, now: float) -> "Job":
+    def of(
+        cls, id: str, spec: JobSpec, owner: str, owner_name: str, owner_role: str, now: float
+    ) -> "Job":
         files = spec.files()
         return cls(
             id=id,
             name=spec.name,
             owner=owner,
             owner_name=owner_name,
+            owner_role=owner_role,
             submitted_at=now,
             epochs=spec.training.epochs,
             max_providers=spec.planning.max_providers,

@@ -67,8 +67,9 @@ class _Requesters:
         try:
             await service.files.off_loop(self._place_model, spec, folder)
             await self._check_model(spec, folder)
-            assert call.caller.token is not None
-            job = Job.of(id, spec, call.caller.token, call.caller.name, service.clock())
+            caller = call.caller
+            assert caller.token is not None
+            job = Job.of(id, spec, caller.token, caller.name, caller.kind, service.clock())
             await service.core.happen(Submitted(job=job), [Put("spec", id, encode(spec))])
         except BaseException:
             if id not in service.world.jobs:
@@ -110,9 +111,7 @@ class _Requesters:
             raise JobError(f"the model was refused: {outcome.error}")
 
     async def steer(self, call: Call) -> JobView | None:
-        service, job = self._service, job_of(self._service, call)
-        if call.caller.kind != "operator" and call.caller.token != job.owner:
-            raise Refusal("forbidden", "this job was submitted with another token")
+        service, job = self._service, _own_job(self._service, call)
         wanted = await call.body(JobAction)
         deletes = wanted.action == "delete"
         extra = [Remove("progress", job.id)] if deletes else []
@@ -128,7 +127,7 @@ class _Requesters:
         return None
 
     async def result(self, call: Call) -> Response:
-        job = job_of(self._service, call)
+        job = _own_job(self._service, call)
         kind = call.request.query_params.get("format", "safetensors")
         if kind not in RESULTS:
             raise Refusal("invalid", f"format is {kind[:40]!r}; known are {', '.join(RESULTS)}")
@@ -156,6 +155,18 @@ def job_of(service: Service, call: Call) -> Job:
     job = service.world.jobs.get(call.path("job"))
     if job is None:
         raise Refusal("not_found", f"there is no job {call.path('job')[:64]!r}")
+    return job
+
+
+def _own_job(service: Service, call: Call) -> Job:
+    """The caller's, by their token or by a newer one of the same name; an operator has all."""
+    job, caller = job_of(service, call), call.caller
+    by_name = (caller.kind, caller.name) == (job.owner_role, job.owner_name)
+    if caller.kind != "operator" and caller.token != job.owner and not by_name:
+        raise Refusal(
+            "forbidden",
+            f"this job was submitted by {job.owner_name!r}; it takes their token, or an operator's",
+        )
     return job
 
 
@@ -208,7 +219,7 @@ def endpoints(service: Service) -> list[Endpoint]:
             "/api/v1/jobs/{job}/result",
             "fetch",
             here.result,
-            "The fused weights; Range is understood",
+            "The fused weights: of one's own job, or of any for an operator; Range is understood",
             media="application/octet-stream",
             query={"format": "safetensors or pt"},
         ),
