@@ -20,10 +20,12 @@ class Record(msgspec.Struct, kw_only=True):
     """Changed in place, written as a whole."""
 
     kind: ClassVar[str]
+    key_fields: ClassVar[tuple[str, ...]] = ("id",)
+    """Those that tell it from all others of its kind."""
 
     @property
     def key(self) -> str:
-        raise NotImplementedError
+        return "/".join(str(getattr(self, name)) for name in self.key_fields)
 
 
 class Provider(Record, kw_only=True):
@@ -43,10 +45,6 @@ class Provider(Record, kw_only=True):
     """It is to be removed once its work has ended."""
     removed: bool = False
     """Kept all the same: its number, and the certificate with it, are never given again."""
-
-    @property
-    def key(self) -> str:
-        return str(self.id)
 
 
 class PlannedPart(msgspec.Struct, frozen=True, kw_only=True):
@@ -112,10 +110,6 @@ class Job(Record, kw_only=True):
     files: int = 0
     bytes: int = 0
 
-    @property
-    def key(self) -> str:
-        return self.id
-
     @classmethod
     def of(
         cls, id: str, spec: JobSpec, owner: str, owner_name: str, owner_role: str, now: float
@@ -140,6 +134,7 @@ class Job(Record, kw_only=True):
 
 class Run(Record, kw_only=True):
     kind: ClassVar[str] = "run"
+    key_fields: ClassVar[tuple[str, ...]] = ("job", "number")
 
     job: str
     number: int
@@ -158,10 +153,6 @@ class Run(Record, kw_only=True):
     """Why it is stopped in good order to go on without somebody."""
     fuses: int | None = None
     """The cluster whose stages are put together."""
-
-    @property
-    def key(self) -> str:
-        return f"{self.job}/{self.number}"
 
 
 class Part(Record, kw_only=True):
@@ -186,10 +177,6 @@ class Part(Record, kw_only=True):
     end: WorkEnd | None = None
     ended_at: float | None = None
     results: tuple[FileRef, ...] = ()
-
-    @property
-    def key(self) -> str:
-        return self.id
 
     @property
     def is_open(self) -> bool:
