@@ -76,6 +76,21 @@ def test_one_command_from_the_file_to_the_trained_model(submit, office, tmp_path
     assert office.specs["j0"].start == "at once"
 
 
+def test_the_weights_of_another_job_are_moved_aside(submit, tmp_path):
+    submit("--yes")
+    folder = tmp_path / "trained"
+    before = (folder / "trained_state_dict.safetensors").read_bytes()
+    assert "is now" not in submit("--yes").err  # the same weights again: nothing to keep
+    (tmp_path / "job.py").write_text(PROGRAM.replace("manual_seed(1)", "manual_seed(2)"))
+    shown = submit("--yes").err
+    assert "was there already, and is now trained_state_dict.1.pt" in shown
+    assert (folder / "trained_state_dict.1.safetensors").read_bytes() == before
+    assert (folder / "trained_state_dict.safetensors").read_bytes() != before
+    names = ("trained_state_dict", "trained_state_dict.1")
+    endings = ("pt", "safetensors")
+    assert {one.name for one in folder.iterdir()} == {f"{n}.{e}" for n in names for e in endings}
+
+
 def test_the_plan_is_shown_before_it_starts(submit, office):
     shown = submit(typed="y\n")
     assert PLAN in shown.out
