@@ -161,7 +161,9 @@ def test_deleting_asks_first(ravnest, site, monkeypatch):
 
 
 def test_only_those_who_may_steer_a_job(ravnest):
-    assert "operator token" in ravnest("job", "stop", "job-r", code=1, role="viewer")
+    refusal = ravnest("job", "stop", "job-r", code=1, role="viewer")
+    assert "operator token" in refusal
+    assert "error: job job-r" in refusal
 
 
 def test_a_job_is_followed_to_its_end(ravnest, site):

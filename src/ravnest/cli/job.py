@@ -1,5 +1,7 @@
 """`ravnest job`: jobs on a server, listed, shown, steered, followed, fetched."""
 
+import contextlib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +21,8 @@ id_argument = click.argument("job_id", required=False, metavar="[ID]")
 def command() -> None:
     """List, show, steer, follow and fetch jobs.
 
-    ID is the id of a job or the beginning of it; without one the last submitted job is meant.
+    ID is the id of a job or the beginning of it; without one the last submitted job is meant,
+    whoever has submitted it; every command says which one it was.
     """
 
 
@@ -81,7 +84,9 @@ def follow(
 ) -> None:
     """Watch a job until it has ended; Ctrl-C ends the watching, not the job."""
     with session_of(server, token, insecure) as session:
-        ctx.exit(follow_to_the_end(session.job(job_id)))
+        job = session.job(job_id)
+        click.echo(f"following {job.id} ({job.name})", err=True)
+        ctx.exit(follow_to_the_end(job))
 
 
 def follow_to_the_end(job: "Job") -> int:
@@ -92,7 +97,7 @@ def follow_to_the_end(job: "Job") -> int:
         click.echo(f"\njob {job.id} goes on without you: ravnest job follow {job.id}", err=True)
         raise
     if ended.state == "failed":
-        click.echo(f"error: job {job.id} failed: {ended.reason}", err=True)
+        click.echo(f"error: job {job.id} ({job.name}) failed: {ended.reason}", err=True)
         return EXIT_FAILED
     return 0
 
@@ -113,7 +118,10 @@ def fetch(
 ) -> None:
     """Fetch the trained weights: a state_dict for torch.load, and the same as safetensors."""
     with session_of(server, token, insecure) as session:
-        fetch_result(session.job(job_id), output)
+        job = session.job(job_id)
+        click.echo(f"fetching the weights of {job.id} ({job.name})", err=True)
+        with _naming(job):
+            fetch_result(job, output)
 
 
 def fetch_result(job: "Job", output: Path) -> None:
@@ -121,6 +129,18 @@ def fetch_result(job: "Job", output: Path) -> None:
 
     for path in write_result(job, output):
         click.echo(f"wrote {path}")
+
+
+@contextlib.contextmanager
+def _naming(job: "Job") -> Iterator[None]:
+    """A refusal says which job was meant: it may not be the one that its reader has in mind."""
+    from ravnest.client.answers import AnswerError
+    from ravnest.errors import JobError
+
+    try:
+        yield
+    except AnswerError as error:
+        raise JobError(f"job {job.id} ({job.name}): {error}") from error
 
 
 def _steering(name: str, action: str, words: str, done: str) -> None:
@@ -133,7 +153,8 @@ def _steering(name: str, action: str, words: str, done: str) -> None:
         with session_of(server, token, insecure) as session:
             job = session.job(job_id)
             wanted: Any = action
-            job.act(wanted)
+            with _naming(job):
+                job.act(wanted)
             click.echo(f"{done} {job.id} ({job.name})")
 
 
@@ -156,5 +177,6 @@ def delete(
         job = session.job(job_id)
         if not yes:
             click.confirm(f"delete job {job.id} ({job.name}) with its results?", abort=True)
-        job.delete()
+        with _naming(job):
+            job.delete()
         click.echo(f"deleted {job.id} ({job.name})")
