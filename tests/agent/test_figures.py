@@ -10,7 +10,6 @@ import pytest
 from ravnest.agent import workload
 from ravnest.agent.links import settled_mbps
 from ravnest.agent.machine import (
-    WORKER_BYTES,
     a_name,
     memory_for_training,
     threads_of,
@@ -20,6 +19,7 @@ from ravnest.agent.pacing import Bucket
 from ravnest.agent.workload import Speed
 from ravnest.api.limits import Name
 from ravnest.api.machine import Caps
+from ravnest.api.work import WORKER_OVERHEAD_BYTES
 from ravnest.client.answers import AnswerError
 
 CPU = Speed(device="cpu", gflops=1.0, torch="2")
@@ -48,7 +48,7 @@ def test_the_workload_is_counted_as_planning_counts():
 
 
 def test_memory_is_offered_within_the_cap_and_without_what_a_worker_needs_itself():
-    assert memory_for_training(Caps(memory_bytes=1 << 30), CPU) == (1 << 30) - WORKER_BYTES
+    assert memory_for_training(Caps(memory_bytes=1 << 30), CPU) == (1 << 30) - WORKER_OVERHEAD_BYTES
     assert memory_for_training(Caps(memory_bytes=1000), CPU) == 0
     assert 0 < memory_for_training(Caps(), CPU) < psutil.virtual_memory().total
     assert memory_for_training(Caps(), GPU) == int((4 << 30) * 0.9)

@@ -17,10 +17,9 @@ import psutil
 
 from ravnest.agent.workload import Speed
 from ravnest.api.machine import Caps, MachineFacts
+from ravnest.api.work import WORKER_OVERHEAD_BYTES
 from ravnest.errors import NodeError
 
-WORKER_BYTES = 320 << 20
-"""What a worker takes before it holds anything of a model: Python, torch, the network."""
 _KEPT_FREE = 0.1
 """Of what is free now, for whatever else the machine does."""
 _WORKLOAD_S = 1.0
@@ -75,7 +74,7 @@ def memory_for_training(caps: Caps, speed: Speed) -> int:
     free = int(psutil.virtual_memory().available * (1 - _KEPT_FREE))
     if caps.memory_bytes is not None:
         free = min(free, caps.memory_bytes)
-    return max(0, free - WORKER_BYTES)
+    return max(0, free - WORKER_OVERHEAD_BYTES)
 
 
 async def measure_speed(device: str | None, threads: int, seconds: float = _WORKLOAD_S) -> Speed:

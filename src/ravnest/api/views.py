@@ -73,7 +73,7 @@ class StageView(Shown, frozen=True, kw_only=True):
     stage: int
     parameters: int
     memory_bytes: int
-    """Predicted."""
+    """Predicted for the whole worker: its stage, and Python with torch."""
     state: str = ""
     """Of its assignment: assigned, prepared, training, ended, failed."""
     memory_used_bytes: int = 0

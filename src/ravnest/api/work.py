@@ -20,6 +20,10 @@ from ravnest.api.limits import (
     Word,
 )
 
+WORKER_OVERHEAD_BYTES = 320 << 20
+"""What a worker takes before it holds anything of a model: Python, torch, the network. Plans do not
+count it; whatever measures a worker as a whole does."""
+
 
 class RowRange(Strict, frozen=True, kw_only=True):
     """Rows [first, first + rows) of a dataset, inside the listed shards."""

@@ -15,6 +15,7 @@ from ravnest.api.views import (
     RunView,
     StageView,
 )
+from ravnest.api.work import WORKER_OVERHEAD_BYTES
 from ravnest.server.changes import Event
 from ravnest.server.service.live import LiveRun, Traffic
 from ravnest.server.state.records import Job, Part, Run
@@ -147,7 +148,8 @@ def _stage_view(world: World, part: Part, live: LiveRun | None) -> StageView:
         role=part.role,
         stage=part.stage,
         parameters=part.parameters,
-        memory_bytes=part.memory_bytes,
+        # What is used is of the whole process.
+        memory_bytes=part.memory_bytes + WORKER_OVERHEAD_BYTES,
         state=part.state,
         memory_used_bytes=report.memory_bytes if report else 0,
         busy=report.busy if report and part.is_open else 0.0,
