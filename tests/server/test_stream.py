@@ -149,6 +149,19 @@ def test_nothing_is_made_while_nobody_looks():
     asyncio.run(story())
 
 
+def test_jobs_are_in_the_order_in_which_they_were_submitted():
+    times = {"b": 3.0, "c": 1.0, "a": 2.0}
+
+    def job(id):
+        return JobView(id=id, name="j", owner="o", state="waiting", submitted_at=times[id])
+
+    house = House()
+    stream = Stream(Sight(house.server, house.provider, job, lambda job: None))
+    stream.begin([], times, [])
+    assert [view.id for view in stream.jobs()] == ["c", "a", "b"]
+    assert [view.id for view in stream.overview().jobs] == ["c", "a", "b"]
+
+
 def test_an_event_is_seen_as_it_was_logged():
     shown = module.event_view(Event(1, 2.0, "error", "text", "j", 7))
     assert shown == EventView(number=1, at=2.0, level="error", text="text", job="j", provider=7)

@@ -122,7 +122,7 @@ class Stream:
         return Overview(
             server=self._sight.server(),
             providers=tuple(self._providers.values()),
-            jobs=tuple(self._jobs.values()),
+            jobs=tuple(self.jobs()),
             runs=tuple(self._runs.values()),
             events=tuple(self._events),
         )
@@ -132,8 +132,9 @@ class Stream:
         return list(self._providers.values())
 
     def jobs(self) -> list[JobView]:
+        """In the order in which they were submitted."""
         self._refresh()
-        return list(self._jobs.values())
+        return sorted(self._jobs.values(), key=lambda job: (job.submitted_at, job.id))
 
     # ---- who looks
 
