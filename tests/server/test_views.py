@@ -1,8 +1,8 @@
 """What is shown of a run: like beside like, and nothing that is over."""
 
-from ravnest.api.work import WORKER_OVERHEAD_BYTES, WorkReport
+from ravnest.api.work import WORKER_OVERHEAD_BYTES, LinkBytes, Point, WorkReport
 from ravnest.server.service.live import LiveRun
-from ravnest.server.service.views import run_view
+from ravnest.server.service.views import Progress, job_view, run_view
 from ravnest.server.state.records import Job, Part, Run
 from ravnest.server.state.world import World
 
@@ -52,3 +52,57 @@ def test_memory_that_is_planned_is_of_the_whole_worker_as_is_what_is_used():
     live.take(world.of_run["j"][0], WorkReport(at=1.0, memory_bytes=used))
     stage = run_view(world, world.runs["j"], live, ()).clusters[0].stages[0]
     assert (stage.memory_used_bytes, stage.memory_bytes) == (used, WORKER_OVERHEAD_BYTES + 1000)
+
+
+def test_the_epoch_of_a_second_run_is_never_behind_what_is_kept():
+    world = a_world(run=2, epochs_done=3)
+    live = live_of(world)
+    root = world.of_run["j"][0]
+    live.take(root, WorkReport(at=1.0, epoch=0))
+    assert job_view(world, world.jobs["j"], live).epoch == 3.0
+    live.take(root, WorkReport(at=2.0, points=(Point("train/loss", 1, 3.5, 2.0, 1.0),)))
+    assert job_view(world, world.jobs["j"], live).epoch == 3.5
+
+
+def test_the_epoch_stays_while_the_stages_are_fused():
+    world = a_world("fusing", "ended")
+    live = live_of(world)
+    live.take(
+        world.of_run["j"][0],
+        WorkReport(at=2.0, points=(Point("train/loss", 1, 2.0, 2.0, 1.0),)),
+    )
+    assert job_view(world, world.jobs["j"], live).epoch == 2.0
+    known = Progress(job="j", at=3.0, run=1, epoch=2.0)
+    assert job_view(world, world.jobs["j"], None, known).epoch == 2.0
+
+
+def test_how_far_a_lost_run_was_is_not_shown_of_the_next_one():
+    world = a_world(run=2, epochs_done=1)
+    known = Progress(job="j", at=3.0, run=1, epoch=2.4)
+    assert job_view(world, world.jobs["j"], None, known).epoch == 1.0
+
+
+def test_a_run_that_has_ended_shows_no_speeds():
+    world = a_world()
+    live = live_of(world)
+    for at, sent in ((1.0, 0), (2.0, 5000)):
+        links = (LinkBytes(node="node_2", sent=sent, received=0),)
+        report = WorkReport(at=at, samples_per_second=7.0, busy=0.5, links=links)
+        live.take(world.of_run["j"][0], report)
+
+    def speeds():
+        view = run_view(world, world.runs["j"], live, ())
+        cluster, link = view.clusters[0], view.links[0]
+        job = job_view(world, world.jobs["j"], live)
+        return (
+            job.samples_per_second,
+            cluster.samples_per_second,
+            cluster.stages[0].busy,
+            link.forward_bytes_per_s,
+        )
+
+    assert speeds() == (7.0, 7.0, 0.5, 5000.0)
+    for part in world.of_run["j"]:
+        part.state = "ended"
+    world.jobs["j"].state = "stopping"
+    assert speeds() == (0.0, 0.0, 0.0, 0.0)

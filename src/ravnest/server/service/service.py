@@ -212,10 +212,7 @@ class Service:
             return
         view = self.job_view(job)
         assert view is not None
-        progress = Progress(
-            job=job, at=now, epoch=view.epoch, step=view.step, loss=view.loss, metrics=view.metrics
-        )
-        self.progress[job] = progress
+        self.progress[job] = progress = Progress.of(view, now)
         self.core.keep([Put("progress", job, msgspec.json.encode(progress))])
 
     async def ended(self, provider: int, message: Ended) -> None:

@@ -17,7 +17,7 @@ from ravnest.api.views import (
 )
 from ravnest.api.work import WORKER_OVERHEAD_BYTES
 from ravnest.server.changes import Event
-from ravnest.server.service.live import LiveRun, Traffic
+from ravnest.server.service.live import LiveRun
 from ravnest.server.state.records import Job, Part, Run
 from ravnest.server.state.world import World
 
@@ -64,10 +64,23 @@ class Progress(msgspec.Struct, frozen=True, kw_only=True):
 
     job: str
     at: float
+    run: int = 0
     epoch: float = 0.0
     step: int = 0
     loss: float | None = None
     metrics: dict[str, float] = msgspec.field(default_factory=dict)
+
+    @classmethod
+    def of(cls, view: JobView, at: float) -> "Progress":
+        return cls(
+            job=view.id,
+            at=at,
+            run=view.run,
+            epoch=view.epoch,
+            step=view.step,
+            loss=view.loss,
+            metrics=view.metrics,
+        )
 
 
 def job_view(
@@ -78,13 +91,17 @@ def job_view(
     first = live.reports.get(roots[0].provider) if live and roots else None
     working = job.state in ("running", "paused", "stopping")
     speeds = [
-        live.reports[part.provider] for part in roots if live and part.provider in live.reports
+        live.reports[part.provider]
+        for part in roots
+        if live and part.is_open and part.provider in live.reports
     ]
     epoch = float(job.epochs_done)
-    if live is not None and working:
-        epoch = live.epoch.get(0, float(first.epoch) if first else epoch)
-    elif working and known is not None:
-        epoch = known.epoch
+    if working or job.state == "fusing":
+        # Never behind what is kept: the first reports of a run have not trained anything yet.
+        if live is not None:
+            epoch = max(epoch, live.epoch.get(0, float(first.epoch) if first else 0.0))
+        elif known is not None and known.run == job.run:
+            epoch = max(epoch, known.epoch)
     loss = live.loss.get(0) if live else None
     if loss is None and known is not None:
         loss = known.loss
@@ -134,7 +151,7 @@ def _cluster_view(world: World, id: int, stages: list[Part], live: LiveRun | Non
         stages=tuple(_stage_view(world, part, live) for part in stages),
         step=root.step if root else 0,
         epoch=live.epoch.get(id, float(root.epoch) if root else 0.0) if live else 0.0,
-        samples_per_second=root.samples_per_second if root else 0.0,
+        samples_per_second=root.samples_per_second if root and stages[0].is_open else 0.0,
         loss=live.loss.get(id) if live else None,
     )
 
@@ -184,8 +201,8 @@ def _links(
 
 def _link(world: World, one: Part, other: Part, kind: str, live: LiveRun | None) -> LinkView:
     ours, theirs = one.provider, other.provider
-    near: Traffic | None = live.traffic.get((ours, theirs)) if live else None
-    far: Traffic | None = live.traffic.get((theirs, ours)) if live else None
+    flows = live.traffic if live and one.is_open and other.is_open else {}
+    near, far = flows.get((ours, theirs)), flows.get((theirs, ours))
     relayed = theirs in one.relayed or ours in other.relayed
     known = one.state != "assigned" and other.state != "assigned"
     return LinkView(
