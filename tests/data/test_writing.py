@@ -1,6 +1,7 @@
 """Whatever a dataset is made of, its shards hold the same rows, once, shuffled by a seed."""
 
 import hashlib
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -138,10 +139,12 @@ class Uneven(Pairs):
         ({"x": 3.0}, "'x' is a single number"),
         ({"../x": X}, "a field is called '../x'"),
         ({"x": [[1], [1, 2]]}, "'x' is no array"),
-        ((X, Y, Y, "z.npy"), "z.npy cannot be read as .npy"),
+        ((X, Y, Y, "z.npy"), "z.npy does not exist"),
         (Uneven(), r"row 7 of the dataset: 'x' is float32\[3\], in row 0 it is float32\[2\]"),
         (7, "cannot be made of int"),
-        ("data.csv", "data.csv is none of .npy, .npz, .safetensors"),
+        ("data.csv", "data.csv does not exist"),
+        (__file__, r"test_writing.py is none of .npy, .npz, .safetensors"),
+        (Path(__file__).parent, r"of a folder \(it holds .* \.py"),
     ],
 )
 def test_what_is_no_dataset_is_refused_with_the_reason(tmp_path, data, complaint):
@@ -208,13 +211,22 @@ def test_a_broken_image_is_named(tmp_path):
         write_data(image_folder(tmp_path, 2), tmp_path / "out")
 
 
-@pytest.mark.parametrize("complaint", ["has no sub-folders", "has no images", "is no folder"])
-def test_a_folder_that_holds_no_classes_is_refused(tmp_path, complaint):
-    folder = tmp_path / ("missing" if "no folder" in complaint else "images")
-    if "missing" not in str(folder):
-        folder.mkdir()
-    if "no images" in complaint:
-        (folder / "cat").mkdir()
+@pytest.mark.parametrize(
+    ("file", "complaint"),
+    [
+        ("notes.md", "has no sub-folders.*: it holds 1 .md"),
+        ("cat/notes.md", "has no images.*: it holds 1 .md in sub-folders"),
+        (None, "images is empty"),
+    ],
+)
+def test_a_folder_that_holds_no_classes_is_refused(tmp_path, file, complaint):
+    folder = tmp_path / "images"
+    with pytest.raises(JobError, match="images does not exist"):
+        image_folder(folder, 4)
+    folder.mkdir()
+    if file is not None:
+        (folder / file).parent.mkdir(exist_ok=True)
+        (folder / file).write_text("no image")
     with pytest.raises(JobError, match=complaint):
         image_folder(folder, 4)
 
@@ -280,7 +292,9 @@ def test_the_next_token_is_what_is_to_be_learnt():
     [
         (lambda folder: text_windows(folder / "a.txt", 99), "3 tokens, and a window of length 99"),
         (lambda folder: text_windows(folder / "empty.txt", 2), "the text is empty"),
-        (lambda folder: text_windows(folder / "sub", 2), "neither a text file nor a folder"),
+        (lambda folder: text_windows(folder / "sub", 2), "sub is empty"),
+        (lambda folder: text_windows(folder / "md", 2), "neither a text.*it holds 1 .md"),
+        (lambda folder: text_windows(folder / "none", 2), "none does not exist"),
         (
             lambda folder: text_windows(folder / "latin.txt", 2, tokens="characters"),
             r"latin\.txt is not UTF-8 text.*tokens='bytes'",
@@ -295,5 +309,7 @@ def test_text_that_cannot_be_cut_is_refused(tmp_path, make, complaint):
     (tmp_path / "empty.txt").write_text("")
     (tmp_path / "latin.txt").write_bytes("naïve".encode("latin-1"))
     (tmp_path / "sub").mkdir()
+    (tmp_path / "md").mkdir()
+    (tmp_path / "md" / "a.md").write_text("abc")
     with pytest.raises(JobError, match=complaint):
         make(tmp_path)

@@ -150,9 +150,10 @@ def test_text_is_learnt_token_by_token(prepared):
     assert recipe.inputs[0].field == recipe.losses[0].target.field == "tokens"
 
 
-def test_folders_are_what_the_model_takes(prepared, tmp_path):
+def test_folders_are_what_the_model_takes(prepared, tmp_path, caplog):
     from PIL import Image
 
+    caplog.set_level("INFO", "ravnest.session")
     for kind in ("cats", "dogs"):
         (tmp_path / "pictures" / kind).mkdir(parents=True)
         for number in range(6):
@@ -160,6 +161,7 @@ def test_folders_are_what_the_model_takes(prepared, tmp_path):
     found = prepared(data=str(tmp_path / "pictures"), validation=str(tmp_path / "pictures"))
     shapes = {one.name: one.shape for one in found.spec.train.fields}
     assert shapes == {"image": (1, 4, 4), "label": ()}
+    assert "images 1x4x4, divided by 255, classes 0=cats, 1=dogs" in caplog.messages
     (tmp_path / "texts").mkdir()
     (tmp_path / "texts" / "a.txt").write_bytes(bytes(range(30)) * 5)
     example = torch.zeros(4, 6, dtype=torch.int64)
@@ -167,6 +169,16 @@ def test_folders_are_what_the_model_takes(prepared, tmp_path):
         {"model": Next(), "example_args": (example,), "data": str(tmp_path / "texts")}
     )
     assert prepare(again, tmp_path / "second").spec.train.fields[0].shape == (7,)
+
+
+def test_a_wrong_path_is_said_before_the_model_is_captured(prepared, tmp_path, caplog):
+    caplog.set_level("INFO", "ravnest.session")
+    with pytest.raises(JobError, match="pictures does not exist"):
+        prepared(data=str(tmp_path / "pictures"))
+    (tmp_path / "pictures").mkdir()
+    with pytest.raises(JobError, match="pictures is empty"):
+        prepared(data=str(tmp_path / "pictures"))
+    assert not caplog.messages
 
 
 def test_a_share_of_the_rows_can_be_held_out(prepared):

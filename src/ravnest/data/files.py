@@ -10,6 +10,7 @@ from safetensors import SafetensorError, safe_open
 from torch.utils.data import Dataset, TensorDataset
 
 from ravnest.api.jobs import FieldSpec
+from ravnest.data.places import check_there, held_by
 from ravnest.data.sources import Arrays, Columns, Items, Source, default_names, gathered
 from ravnest.errors import JobError
 from ravnest.recipes.randomness import Rows
@@ -98,6 +99,7 @@ class _Mapped:
 
 
 def _safetensors(path: Path) -> Source:
+    check_there(path)
     try:
         with safe_open(path, framework="pt") as file:
             # The tensors stay in the file until they are read.
@@ -107,6 +109,7 @@ def _safetensors(path: Path) -> Source:
 
 
 def _from_file(path: Path, names: Sequence[str] | None) -> Source:
+    check_there(path)
     match path.suffix:
         case ".safetensors":
             return _safetensors(path)
@@ -114,7 +117,9 @@ def _from_file(path: Path, names: Sequence[str] | None) -> Source:
             return Arrays(_named([_column(path)], names))
         case ".npz":
             return Arrays(_npz(path))
-    hint = "; of a folder, use image_folder or text_windows" if path.is_dir() else ""
+    hint = ""
+    if path.is_dir():
+        hint = f"; of a folder ({held_by(path)}), use image_folder or text_windows"
     raise JobError(f"{path} is none of {', '.join(_SUFFIXES)}{hint}")
 
 
@@ -122,6 +127,7 @@ def _column(value: Any) -> Any:
     """A .npy file stays where it is and is read as needed."""
     if not isinstance(value, str | Path):
         return value
+    check_there(Path(value))
     try:
         found = np.load(value, mmap_mode="r", allow_pickle=False)
     except (OSError, ValueError, EOFError) as error:

@@ -8,11 +8,12 @@ import numpy as np
 import torch
 
 from ravnest.api.jobs import FieldSpec
+from ravnest.data.places import check_there, held_by
 from ravnest.data.sources import Columns
 from ravnest.errors import JobError
 from ravnest.recipes.randomness import Rows
 
-_SUFFIXES = {".png", ".jpg", ".jpeg", ".bmp", ".webp", ".gif", ".tif", ".tiff", ".ppm", ".pgm"}
+SUFFIXES = {".png", ".jpg", ".jpeg", ".bmp", ".webp", ".gif", ".tif", ".tiff", ".ppm", ".pgm"}
 
 
 class ImageFolder:
@@ -74,12 +75,16 @@ def image_folder(folder: Path | str, size: int | tuple[int, int], **options: Any
 
 
 def _folders(folder: Path) -> tuple[str, ...]:
+    check_there(folder)
     if not folder.is_dir():
         raise JobError(f"{folder} is no folder")
     found = sorted(path.name for path in folder.iterdir() if path.is_dir())
     found = [name for name in found if not name.startswith(".")]
     if not found:
-        raise JobError(f"{folder} has no sub-folders: there must be one for each class")
+        raise JobError(
+            f"{folder} has no sub-folders, and there must be one for each class of images: "
+            f"{held_by(folder)}"
+        )
     return tuple(found)
 
 
@@ -89,9 +94,9 @@ def _images(folder: Path, classes: Sequence[str]) -> list[tuple[Path, int]]:
     found = []
     for number, name in enumerate(classes):
         paths = sorted(path for path in (folder / name).rglob("*") if path.is_file())
-        found += [(path, number) for path in paths if path.suffix.lower() in _SUFFIXES]
+        found += [(path, number) for path in paths if path.suffix.lower() in SUFFIXES]
     if not found:
-        raise JobError(f"{folder} has no images ({', '.join(sorted(_SUFFIXES))})")
+        raise JobError(f"{folder} has no images ({', '.join(sorted(SUFFIXES))}): {held_by(folder)}")
     return found
 
 
@@ -99,5 +104,5 @@ def _pillow() -> tuple[Any, Any]:
     try:
         from PIL import Image, ImageOps
     except ImportError:
-        raise JobError("reading images needs Pillow: pip install pillow") from None
+        raise JobError("reading images needs Pillow: pip install 'ravnest[images]'") from None
     return Image, ImageOps

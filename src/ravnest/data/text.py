@@ -14,6 +14,7 @@ import numpy.typing as npt
 import torch
 
 from ravnest.api.jobs import FieldSpec, InputSpec, Named
+from ravnest.data.places import check_there, held_by
 from ravnest.data.sources import Columns
 from ravnest.errors import JobError
 from ravnest.recipes.randomness import Rows
@@ -99,11 +100,14 @@ def text_windows(
 
 
 def _text_files(path: Path) -> list[Path]:
+    check_there(path)
     if path.is_file():
         return [path]
     found = sorted(file for file in path.rglob("*.txt") if file.is_file())
     if not found:
-        raise JobError(f"{path} is neither a text file nor a folder with .txt files")
+        raise JobError(
+            f"{path} is neither a text file nor a folder with .txt files: {held_by(path)}"
+        )
     return found
 
 

@@ -11,7 +11,8 @@ from typing import Any
 
 from ravnest.api.jobs import FieldSpec, InputSpec, Named
 from ravnest.data.files import as_source
-from ravnest.data.images import image_folder
+from ravnest.data.images import SUFFIXES, ImageFolder, image_folder
+from ravnest.data.places import check_there, held_by
 from ravnest.data.sources import Source, held_out
 from ravnest.data.text import next_token, text_windows
 from ravnest.errors import JobError
@@ -23,6 +24,8 @@ logger = logging.getLogger("ravnest.session")
 
 TARGETS = ("y", "label", "labels", "target", "targets")
 TOKENS = "tokens"
+MOST_CLASSES = 10
+"""Named when a folder of images is submitted."""
 
 
 def sources_of(request: JobRequest, inputs: Sequence[FieldSpec]) -> tuple[Source, Source | None]:
@@ -31,6 +34,8 @@ def sources_of(request: JobRequest, inputs: Sequence[FieldSpec]) -> tuple[Source
     if request.data is None:
         raise JobError("a job needs data=…")
     train = _source(request.data, inputs)
+    if isinstance(train, ImageFolder) and isinstance(request.data, str | Path):
+        logger.info(_described(train, request, inputs))
     given = request.validation
     if given is None:
         return train, None
@@ -54,7 +59,8 @@ def _source(data: Any, inputs: Sequence[FieldSpec], **known: Any) -> Source:
     if not isinstance(data, str | Path) or not Path(data).is_dir():
         return as_source(data)
     folder = Path(data)
-    if any(folder.glob("*.txt")):
+    check_there(folder)
+    if _is_text(folder):
         windows = [one for one in inputs if len(one.shape) == 1]
         if len(inputs) != 1 or not windows:
             raise JobError(
@@ -66,12 +72,31 @@ def _source(data: Any, inputs: Sequence[FieldSpec], **known: Any) -> Source:
     images = [one for one in inputs if len(one.shape) == 3 and one.shape[0] in (1, 3)]
     if len(images) != 1:
         raise JobError(
-            f"{folder} should be a folder of images, and the model does not take one image of "
-            f"shape [channels, height, width] (its inputs: {_shown(inputs)}); make the dataset "
-            "yourself (ravnest.data.images.image_folder)"
+            f"{folder} should be a folder of .txt files or of images ({held_by(folder)}), and the "
+            "model does not take one image of shape [channels, height, width] (its inputs: "
+            f"{_shown(inputs)}); make the dataset yourself (ravnest.data.images.image_folder, "
+            "ravnest.data.text.text_windows)"
         )
     channels, height, width = images[0].shape
     return image_folder(folder, (height, width), channels=channels, **known)
+
+
+def _is_text(folder: Path) -> bool:
+    """Notes beside images do not make a text of them."""
+    if any(folder.glob("*.txt")):
+        return True
+    endings = {file.suffix.lower() for file in folder.rglob("*.*")}
+    return ".txt" in endings and not endings & SUFFIXES
+
+
+def _described(found: ImageFolder, request: JobRequest, inputs: Sequence[FieldSpec]) -> str:
+    size = "x".join(str(one) for one in found.fields[0].shape)
+    by_default = request.script is request.inputs is None
+    is_scaled = by_default and any(one.dtype in FLOATS for one in inputs if len(one.shape) == 3)
+    scaled = ", divided by 255" * is_scaled
+    names = [f"{number}={name}" for number, name in enumerate(found.classes[:MOST_CLASSES])]
+    more = ", …" if len(found.classes) > MOST_CLASSES else ""
+    return f"images {size}{scaled}, classes {', '.join(names)}{more}"
 
 
 # ---- which column is for what ----

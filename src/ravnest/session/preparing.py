@@ -12,6 +12,7 @@ import torch
 from ravnest.api.jobs import FieldSpec, JobSpec, LossSpec, Named, Recipe, ScriptSpec
 from ravnest.api.limits import FileRef
 from ravnest.client.http import hash_file
+from ravnest.data.places import check_there
 from ravnest.data.writing import write_data
 from ravnest.errors import CaptureError, JobError
 from ravnest.planning.handover.giving import model_files, write_model
@@ -41,6 +42,9 @@ def prepare(request: JobRequest, folder: Path) -> Prepared:
     training, planning = request.training(), request.planning()
     if request.start not in ("asked", "at once"):
         raise JobError(f"start is {request.start!r}; expected 'asked' or 'at once'")
+    for given in (request.data, request.validation):
+        if isinstance(given, str | Path):
+            check_there(Path(given))
     if request.script is None:
         # What is misspelled is found before the model is captured, which may take minutes.
         optimizer = optimizer_named(
@@ -51,7 +55,7 @@ def prepare(request: JobRequest, folder: Path) -> Prepared:
     model = _write_model(request, model_folder)
     graph = load_package(model_folder).graph
     arguments = _arguments(graph)
-    logger.info("writing the data …")
+    logger.info("packing the data …")
     train_source, validation_source = sources_of(request, arguments)
     train = write_data(train_source, folder, split="train", seed=training.seed)
     validation = None
