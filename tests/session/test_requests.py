@@ -95,6 +95,11 @@ optimizer_params = {lr = 0.25}
         ("job.py", "def job():\n    return 3", "gives int"),
         ("job.py", "job = dict(model=1)", "a job needs data"),
         ("job.py", "job = dict(model=1, data=2, epoch=3)", "did you mean epochs="),
+        (
+            "job.py",
+            "job = dict(model=1, data=2, setings=3)",
+            r"no argument 'setings'(?!.*settings=)",
+        ),
         ("job.toml", "model = ", "no TOML"),
         ("job.toml", 'model = "helpers.py:modell"\ndata = 1', "nothing called 'modell'"),
         ("job.txt", "job = dict()", "neither Python"),

@@ -105,6 +105,7 @@ def _spec(spec: type[S], settings: Mapping[str, Any]) -> S:
 
 
 def _unknown(name: str, known: set[str]) -> str:
+    known = known - {"settings"}  # where the others are kept; nobody needs to write it
     close = difflib.get_close_matches(name, sorted(known), n=1, cutoff=0.5)
     meant = f"; did you mean {close[0]}=…?" if close else f"; there are {', '.join(sorted(known))}"
     return f"a job has no argument {name!r}{meant}"
