@@ -72,8 +72,15 @@ def test_one_command_from_the_file_to_the_trained_model(submit, office, tmp_path
     torch.manual_seed(1)
     assert torch.equal(state["0.weight"], torch.nn.Linear(4, 8).weight)
     assert (tmp_path / "trained" / "trained_state_dict.safetensors").exists()
+    steps = ("reading job.py", "capturing Sequential", "packing the data", "uploading ")
+    assert [step for step in steps if step not in shown.err] == []
     assert "submitted j0 (job) to" in shown.err
     assert office.specs["j0"].start == "at once"
+
+
+def test_quietly(submit):
+    (line,) = submit("--yes", "--detach", "--quiet").err.splitlines()
+    assert line.startswith("submitted j0 (job) to")
 
 
 def test_the_weights_of_another_job_are_moved_aside(submit, tmp_path):

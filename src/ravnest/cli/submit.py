@@ -1,5 +1,6 @@
 """`ravnest submit`: a model, handed to a server and brought back trained, in one command."""
 
+import logging
 import sys
 from collections.abc import Iterable
 from pathlib import Path
@@ -14,6 +15,8 @@ from ravnest.errors import RavnestError
 
 if TYPE_CHECKING:
     from ravnest.session import Job, JobRequest, Session
+
+logger = logging.getLogger("ravnest.cli")
 
 
 @click.command("submit", options_metavar="[OPTIONS]")
@@ -33,6 +36,7 @@ if TYPE_CHECKING:
 )
 @click.option("--yes", "-y", is_flag=True, help="Start without asking.")
 @click.option("--detach", "-d", is_flag=True, help="Do not follow the job: submit it and end.")
+@click.option("--quiet", "-q", is_flag=True, help="Do not tell what is being prepared.")
 @click.option(
     "--output",
     type=click.Path(file_okay=False, path_type=Path),
@@ -56,6 +60,7 @@ def command(
     settings: tuple[str, ...],
     yes: bool,
     detach: bool,
+    quiet: bool,
     output: Path,
 ) -> None:
     """Hand the model in FILE to a server and bring it back trained.
@@ -72,10 +77,11 @@ def command(
     if lr is not None:
         overrides.setdefault("optimizer_params", {})["lr"] = lr
     overrides["start"] = "at once" if yes else "asked"
-    if sys.stderr.isatty():
+    if not quiet:
         ctx.ensure_object(Messages).show_steps()
     with session_of(server, token, insecure) as session:
         session.check_may_submit()
+        logger.info("reading %s …", file)
         request = _request(ctx, file, args, overrides)
         job = _submit(session, request)
         click.echo(f"submitted {job.id} ({job.name}) to {session.url}", err=True)

@@ -55,7 +55,7 @@ def _post(client: HttpClient, prepared: Prepared) -> JobView:
 def send_files(client: HttpClient, prepared: Prepared, progress: Progress | None = None) -> None:
     """Those that the server does not have yet."""
     total = sum(ref.size for ref, _ in prepared.files)
-    logger.info("sending %s in %s …", size(total), quantity(len(prepared.files), "file"))
+    logger.info("uploading %s in %s …", size(total), quantity(len(prepared.files), "file"))
     done = 0
     for ref, path in prepared.files:
         before = done
