@@ -77,3 +77,10 @@ def test_every_figure_is_close_and_has_no_exponent(value):
     text = figures.plain(value)
     assert re.fullmatch(r"\d{1,3}(,\d{3})*(\.\d*[1-9])?", text)
     assert float(text.replace(",", "")) == pytest.approx(value, rel=0.006)
+
+
+@pytest.mark.parametrize(
+    ("epochs", "text"), [(0.0, "0"), (0.0496, "0.04"), (0.3, "0.3"), (5.999, "5.99"), (6.0, "6")]
+)
+def test_epochs_are_shown_to_the_hundredth_and_never_as_more(epochs, text):
+    assert figures.passed(epochs) == text

@@ -7,7 +7,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ravnest.api.views import ClusterView, LinkView, RunView, StageView
-from ravnest.planning.figures import count, plain, size
+from ravnest.planning.figures import count, passed, plain, size
 
 ROUNDS_SHOWN = 3
 _BAR = 10
@@ -38,7 +38,7 @@ def run_lines(run: RunView, name: str, now: float) -> Iterator[RenderableType]:
 
 
 def _heading(cluster: ClusterView) -> Text:
-    text = Text(f"  cluster {cluster.id}: epoch {plain(cluster.epoch)}, step {cluster.step:,}")
+    text = Text(f"  cluster {cluster.id}: epoch {passed(cluster.epoch)}, step {cluster.step:,}")
     if cluster.loss is not None:
         text.append(f", loss {plain(cluster.loss, 4)}")
     if cluster.samples_per_second:

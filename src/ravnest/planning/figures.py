@@ -24,6 +24,11 @@ def plain(value: float, digits: int = 3) -> str:
     return f"{value:,.{decimals}f}".rstrip("0").rstrip(".")
 
 
+def passed(epochs: float) -> str:
+    """Epochs so far, to the hundredth; never rounded up to one that has not ended."""
+    return plain(math.floor(epochs * 100 + 1e-6) / 100, 9)
+
+
 def size(number: float, digits: int = 3) -> str:
     return _scaled(number, _BYTES, "B", digits)
 

@@ -7,7 +7,7 @@ from types import TracebackType
 from typing import Protocol, TextIO
 
 from ravnest.api.views import EventView, JobView
-from ravnest.planning.figures import plain
+from ravnest.planning.figures import passed, plain
 from ravnest.session.following import ENDED, JobUpdate
 
 EVERY_S = 5.0
@@ -34,7 +34,7 @@ def shown_on(file: TextIO | None = None, every_s: float = EVERY_S) -> Shows:
 
 def progress_line(job: JobView) -> str:
     """Where it stands, in one line."""
-    parts = [f"epoch {plain(job.epoch)} of {job.epochs}", f"step {job.step:,}"]
+    parts = [f"epoch {passed(job.epoch)} of {job.epochs}", f"step {job.step:,}"]
     if job.loss is not None:
         parts.append(f"loss {plain(job.loss, 4)}")
     if job.samples_per_second:
