@@ -10,7 +10,10 @@ import argparse
 from collections.abc import Callable
 from pathlib import Path
 
-from playwright.sync_api import Browser, Page, sync_playwright
+try:
+    from playwright.sync_api import Browser, Page, sync_playwright
+except ImportError:
+    raise SystemExit("error: this needs playwright: pip install playwright") from None
 
 DESK, TALL, PHONE = (1280, 860), (1280, 1130), (360, 760)
 LIVE_MS = 6000
