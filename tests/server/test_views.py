@@ -1,8 +1,9 @@
 """What is shown of a run: like beside like, and nothing that is over."""
 
 from ravnest.api.work import WORKER_OVERHEAD_BYTES, LinkBytes, Point, WorkReport
+from ravnest.server import changes
 from ravnest.server.service.live import LiveRun
-from ravnest.server.service.views import Progress, job_view, run_view
+from ravnest.server.service.views import Progress, job_view, run_view, series_view
 from ravnest.server.state.records import Job, Part, Run
 from ravnest.server.state.world import World
 
@@ -106,3 +107,28 @@ def test_a_run_that_has_ended_shows_no_speeds():
         part.state = "ended"
     world.jobs["j"].state = "stopping"
     assert speeds() == (0.0, 0.0, 0.0, 0.0)
+
+
+def curve(*points):
+    """Of (step, epoch, value), in the order in which they came."""
+    found = series_view(
+        changes.Point(number, "j", "train/loss", 0, step, epoch, float(number), value)
+        for number, (step, epoch, value) in enumerate(points)
+    )
+    return [(point[0], point[3]) for point in found.points["train/loss@0"]]
+
+
+def test_points_of_a_lost_run_go_as_far_as_they_were_trained_anew():
+    lost = ((10, 1.0, 5.0), (20, 2.0, 4.0), (30, 3.0, 3.0))
+    assert curve(*lost) == [(10, 5.0), (20, 4.0), (30, 3.0)]
+    assert curve(*lost, (20, 2.0, 9.0)) == [(10, 5.0), (20, 9.0)]
+    assert curve(*lost, (15, 1.5, None)) == [(10, 5.0)]
+
+
+def test_points_of_a_run_with_fewer_clusters_stay():
+    # Two clusters share the batches of an epoch, so that steps begin lower than they ended.
+    assert curve((100, 1.0, 5.0), (200, 2.0, 4.0), (150, 3.0, 3.0)) == [
+        (100, 5.0),
+        (200, 4.0),
+        (150, 3.0),
+    ]

@@ -100,6 +100,19 @@ def test_a_second_run_over_the_same_steps_replaces_what_was_there(visit: Visit) 
 
 
 @in_browser()
+def test_points_of_a_lost_run_go_when_they_are_trained_anew(visit: Visit) -> None:
+    numbers = run(
+        visit,
+        "charts/data.js",
+        "(() => { const c = new m.Curves();"
+        "c.replace({'a@0': [[10, 1, 10, 5], [20, 2, 11, 4], [30, 3, 12, 3]]});"
+        "c.add([['a', 0, 20, 2, 20, 9]]);"
+        "return c.points.get('a@0').map((p) => p[3]); })()",
+    )
+    assert numbers == [5, 9]
+
+
+@in_browser()
 def test_points_that_are_known_are_not_added_again(visit: Visit) -> None:
     numbers = run(
         visit,

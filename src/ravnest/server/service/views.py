@@ -13,10 +13,11 @@ from ravnest.api.views import (
     ProviderView,
     RingView,
     RunView,
+    Series,
     StageView,
 )
 from ravnest.api.work import WORKER_OVERHEAD_BYTES
-from ravnest.server.changes import Event
+from ravnest.server.changes import Event, Point
 from ravnest.server.service.live import LiveRun
 from ravnest.server.state.records import Job, Part, Run
 from ravnest.server.state.world import World
@@ -215,6 +216,19 @@ def _link(world: World, one: Part, other: Part, kind: str, live: LiveRun | None)
         backward_bytes_per_s=far.sent_per_s if far else near.received_per_s if near else 0.0,
         measured_mbps=world.measured_mbps(ours, theirs),
     )
+
+
+def series_view(points: Iterable[Point]) -> Series:
+    """Points in the order in which they came. What a run trained and lost is left out as far as a
+    later one has trained it anew: epochs tell, for steps of an epoch are fewer in more clusters."""
+    curves: dict[str, list[tuple[float, float, float, float]]] = {}
+    for point in points:
+        curve = curves.setdefault(f"{point.series}@{point.cluster}", [])
+        while curve and (curve[-1][1], curve[-1][0]) >= (point.epoch, point.step):
+            curve.pop()
+        if point.value is not None:
+            curve.append((point.step, point.epoch, point.at, point.value))
+    return Series(points={name: tuple(curve) for name, curve in curves.items() if curve})
 
 
 def event_view(event: Event) -> EventView:

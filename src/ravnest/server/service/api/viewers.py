@@ -19,7 +19,7 @@ from ravnest.server.service.live import TIMELINE_S
 from ravnest.server.service.problems import Refusal
 from ravnest.server.service.service import Service
 from ravnest.server.service.stream import MOST_LOOKING
-from ravnest.server.service.views import event_view
+from ravnest.server.service.views import event_view, series_view
 
 _POINTS = 2000
 _MOST_EVENTS = 1000
@@ -62,13 +62,7 @@ class _Viewers:
 
     async def series(self, call: Call) -> Series:
         job = job_of(self._service, call).id
-        found = await self._service.core.read(lambda db: db.points(job, _POINTS))
-        curves: dict[str, list[tuple[float, ...]]] = {}
-        for point in found:
-            if point.value is not None:
-                curve = curves.setdefault(f"{point.series}@{point.cluster}", [])
-                curve.append((point.step, point.epoch, point.at, point.value))
-        return Series(points={name: tuple(curve) for name, curve in curves.items()})
+        return series_view(await self._service.core.read(lambda db: db.points(job, _POINTS)))
 
     async def timeline(self, call: Call) -> Timeline:
         service, job = self._service, job_of(self._service, call).id

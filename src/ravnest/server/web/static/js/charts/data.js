@@ -40,6 +40,8 @@ export class Curves {
       if (!list) this.points.set(key, (list = []));
       const last = list.at(-1);
       if (last && at <= last[2]) continue;
+      // What a run trained before it was lost is trained anew: as the server does with older points.
+      for (let end = last; end && (end[1] > epoch || (end[1] === epoch && end[0] >= step)); end = list.at(-1)) list.pop();
       list.push([step, epoch, at, value]);
       if (list.length > MOST_POINTS) this.points.set(key, thinned(list));
     }
