@@ -4,8 +4,10 @@ A plan carries the warnings about it, and every way of printing a plan shows the
 prints plans holds warnings back, and at the end shows those that no plan has shown.
 """
 
+import contextlib
 import logging
 import sys
+import traceback
 from collections.abc import Iterable
 from types import TracebackType
 
@@ -31,7 +33,14 @@ class Messages(logging.Handler):
         self._held = [text for text in self._held or [] if text not in set(warnings)]
 
     def emit(self, record: logging.LogRecord) -> None:
+        # Whoever logs goes on whatever becomes of it: a full disk or a closed pipe ends no server.
+        with contextlib.suppress(OSError, ValueError):
+            self._say(record)
+
+    def _say(self, record: logging.LogRecord) -> None:
         text = record.getMessage()
+        if record.exc_info and record.exc_info[0] is not None:
+            text += "\n" + "".join(traceback.format_exception(*record.exc_info)).rstrip()
         if record.levelno < logging.WARNING:
             click.echo(text, file=sys.stderr)
         elif self._held is None:
@@ -55,5 +64,6 @@ class Messages(logging.Handler):
         self._logger.removeHandler(self)
         self._logger.setLevel(self._before[0])
         self._logger.propagate = self._before[1]
-        for text in self._held or []:
-            click.echo(f"warning: {text}", file=sys.stderr)
+        with contextlib.suppress(OSError, ValueError):
+            for text in self._held or []:
+                click.echo(f"warning: {text}", file=sys.stderr)

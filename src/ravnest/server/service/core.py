@@ -72,11 +72,13 @@ class Core:
         """The event has its effects; done when they are on disk. What a `JobError` refuses has
         none."""
         effects = handle(self.world, event, self.clock())
-        for note in effects.notes:
-            _log(note)
         if self.watcher is not None:
             self.watcher.touch(effects)
-        return self._commit([*extra, *effects.changes], effects.orders)
+        done = self._commit([*extra, *effects.changes], effects.orders)
+        # Last: a log that cannot be written must not part what is known from what is kept.
+        for note in effects.notes:
+            _log(note)
+        return done
 
     def keep(self, changes: Sequence[Change]) -> "asyncio.Future[None]":
         """Write what nothing follows from."""
@@ -140,9 +142,9 @@ class Core:
 
     def _fail(self, error: BaseException) -> None:
         if self.failure is None:
-            logger.error("the server ends, for what it decides cannot be kept: %s", error)
             self.failure = error
             self.failed.set()
+            logger.error("the server ends, for what it decides cannot be kept: %s", error)
 
     def close(self) -> None:
         """No instruction is carried out any more; what has happened is kept."""

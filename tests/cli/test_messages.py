@@ -1,0 +1,42 @@
+"""What the library logs reaches the terminal, and never harms whoever logs it."""
+
+import logging
+import sys
+
+import pytest
+
+from ravnest.cli.messages import Messages
+
+logger = logging.getLogger("ravnest.test")
+
+
+class _Full:
+    """A log on a disk without room."""
+
+    def write(self, text):
+        raise OSError(28, "No space left on device")
+
+    def flush(self):
+        raise OSError(28, "No space left on device")
+
+
+def test_a_log_that_cannot_be_written_does_not_stop_whoever_logs(monkeypatch):
+    monkeypatch.setattr(sys, "stderr", _Full())
+    with Messages() as messages:
+        logger.warning("said at once")
+        messages.hold()
+        logger.warning("held until the end")
+
+
+@pytest.mark.parametrize("held", [False, True])
+def test_what_went_wrong_is_said_with_its_trace(capsys, held):
+    with Messages() as messages:
+        if held:
+            messages.hold()
+        try:
+            raise KeyError("the cause")
+        except KeyError:
+            logger.exception("it failed")
+    said = capsys.readouterr().err
+    assert "it failed" in said
+    assert "KeyError: 'the cause'" in said
