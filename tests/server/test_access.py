@@ -51,11 +51,26 @@ def test_a_revoked_token_is_refused_and_stays_so_after_a_restart():
 def test_uses_run_out():
     gate = access()
     _, token = gate.make(NewToken(role="provider", name="p", uses=2), now=0)
-    gate.spend(token.id)
+    gate.spend(token.id, now=1)
     assert gate.caller(str(token), now=1).kind == "provider"
-    gate.spend(token.id)
+    gate.spend(token.id, now=1)
     with pytest.raises(TokenError, match="as often"):
         gate.caller(str(token), now=1)
+
+
+def test_a_use_is_refused_when_none_is_left_or_the_token_ended_since_it_was_shown():
+    gate = access()
+    _, token = gate.make(NewToken(role="provider", name="p", uses=1, hours=1), now=0)
+    gate.spend(token.id, now=1)
+    with pytest.raises(TokenError, match="as often"):
+        gate.spend(token.id, now=1)
+    _, revoked = gate.make(NewToken(role="provider", name="p"), now=0)
+    gate.revoke(revoked.id)
+    with pytest.raises(TokenError, match="revoked"):
+        gate.spend(revoked.id, now=1)
+    gate.forget_expired(before=10_000)
+    with pytest.raises(TokenError, match="expired"):
+        gate.spend(token.id, now=10_000)
 
 
 def test_uses_are_for_machines_that_enrol():

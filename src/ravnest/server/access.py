@@ -151,12 +151,20 @@ class Access:
         self._records[id] = msgspec.structs.replace(record, revoked=True)
         return self._records[id]
 
-    def spend(self, id: str) -> TokenRecord | None:
-        """One use of a token that has a number of them; the changed record, if it has."""
-        record = self._records[id]
+    def spend(self, id: str, now: float) -> TokenRecord | None:
+        """One use of a token that has a number of them; the changed record, if it has.
+
+        Asked for once more whether it is good: others may have used it up, or the operator may have
+        revoked it, since it was shown.
+        """
+        record = self._records.get(id)
+        if record is None:
+            raise TokenError("this token has expired; ask the operator for a new one")
+        if (fault := record.fault(now)) is not None:
+            raise TokenError(fault)
         if record.uses_left is None:
             return None
-        changed = msgspec.structs.replace(record, uses_left=max(0, record.uses_left - 1))
+        changed = msgspec.structs.replace(record, uses_left=record.uses_left - 1)
         self._records[id] = changed
         return changed
 

@@ -11,6 +11,7 @@ from ravnest.api.limits import encode
 from ravnest.api.requests import Enrol, Enrolled, ProviderAction
 from ravnest.api.tokens import Credential, digest_of
 from ravnest.api.views import ProviderView
+from ravnest.errors import TokenError
 from ravnest.server.changes import Change, Put
 from ravnest.server.service.calls import Call, Endpoint
 from ravnest.server.service.files import Download
@@ -46,7 +47,10 @@ class _Providers:
         certificate = service.authority.sign_provider(provider, wanted.key_request, now)
         credential = Credential.make(provider)
         assert call.caller.token is not None
-        spent = service.access.spend(call.caller.token)
+        try:
+            spent = service.access.spend(call.caller.token, service.clock())
+        except TokenError as error:
+            raise Refusal("unauthorized", str(error)) from None
         extra: list[Change] = []
         if spent is not None:
             extra.append(Put("token", spent.id, encode(spent)))
