@@ -17,6 +17,16 @@ from ravnest.server.service.problems import Refusal
 
 Dashboard = Literal["local", "open", "token"]
 
+_OF_PROXIES = (
+    "forwarded",
+    "via",
+    "x-forwarded-for",
+    "x-forwarded-host",
+    "x-forwarded-proto",
+    "x-real-ip",
+)
+"""Headers that tell that somebody else asks through a program on this machine."""
+
 
 class Gate:
     def __init__(
@@ -53,7 +63,7 @@ class Gate:
     def _may_look(self, headers: Mapping[str, str], address: str) -> bool:
         if self._dashboard == "open":
             return True
-        if self._dashboard == "token" or "x-forwarded-for" in headers or "forwarded" in headers:
+        if self._dashboard == "token" or any(name in headers for name in _OF_PROXIES):
             return False
         return _is_loopback(address) and self._is_our_name(headers.get("host", ""))
 
