@@ -412,3 +412,22 @@ def test_a_run_whose_providers_save_nothing_is_lost():
     sim.go_on(1, "unsaved")
     sim.talk()
     assert "no cluster has brought back" in job.cause
+
+
+def test_a_clock_that_is_put_back_holds_up_no_job():
+    sim = pool_of(2)
+    sim.now -= 86400
+    sim.submit(True, None)
+    sim.wait(SETTINGS.return_s + SETTINGS.settle_s)
+    assert [plan.job for plan in sim.plans] == ["j0"]
+
+
+def test_a_pool_that_changes_after_the_clock_was_put_back_settles():
+    sim = pool_of(1)
+    sim.now -= 86400
+    sim.cut(1)
+    sim.connect(1)
+    sim.talk()
+    sim.submit(True, None)
+    sim.wait(SETTINGS.return_s + SETTINGS.settle_s)
+    assert [plan.job for plan in sim.plans] == ["j0"]

@@ -69,6 +69,7 @@ def answered(world: World, provider: Provider) -> None:
 def measured_by(world: World, now: float) -> float:
     """Until when the lines between free providers are being measured."""
     for id, (_, until) in list(world.probing.items()):
-        if until <= now or id not in world.free:
+        put_back = until > now + world.settings.probe_s  # the clock, since it was asked
+        if until <= now or put_back or id not in world.free:
             del world.probing[id]
     return max((until for _, until in world.probing.values()), default=now)

@@ -25,7 +25,7 @@ def consider(world: World, now: float) -> None:
     if not waiting:
         return
     settled_at = max(
-        world.pool_changed_at + world.settings.settle_s, introducing.measured_by(world, now)
+        pool.changed_at(world, now) + world.settings.settle_s, introducing.measured_by(world, now)
     )
     for job in sorted(waiting, key=lambda job: (job.submitted_at, job.id)):
         if world.judged.get(job.id) == world.pool_version:
