@@ -16,6 +16,7 @@ import msgspec
 import psutil
 
 from ravnest.agent.workload import Speed
+from ravnest.api.limits import plain
 from ravnest.api.machine import Caps, MachineFacts
 from ravnest.api.work import WORKER_OVERHEAD_BYTES
 from ravnest.errors import NodeError
@@ -38,7 +39,7 @@ def facts_of(speed: Speed) -> MachineFacts:
         cores=psutil.cpu_count() or 1,
         memory_bytes=psutil.virtual_memory().total,
         device=speed.device,
-        device_name=speed.device_name,
+        device_name=plain(speed.device_name)[:200],
         device_memory_bytes=speed.device_memory_bytes,
     )
 

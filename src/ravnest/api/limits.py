@@ -3,27 +3,32 @@
 A value that does not fit is refused while it is decoded, with the path to it in the message.
 """
 
+import re
 from typing import Annotated, Any
 
 import msgspec
 from msgspec import Meta
 
-Name = Annotated[str, Meta(min_length=1, max_length=100, pattern=r"^[\w][\w .:+/@()-]*$")]
+Name = Annotated[str, Meta(min_length=1, max_length=100, pattern=r"^[\w][\w .:+/@()-]*$(?!\n)")]
 """Of a job, a machine, a person: printable, one line."""
 Identifier = Annotated[
-    str, Meta(min_length=1, max_length=64, pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]*$")
+    str, Meta(min_length=1, max_length=64, pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]*$(?!\n)")
 ]
 """Made by the server: of a job, an assignment, a call."""
-Word = Annotated[str, Meta(min_length=1, max_length=100, pattern=r"^[A-Za-z_][A-Za-z0-9_.]*$")]
+Word = Annotated[
+    str, Meta(min_length=1, max_length=100, pattern=r"^[A-Za-z_][A-Za-z0-9_.]*$(?!\n)")
+]
 """What something is called in Python or in a registry."""
+Label = Annotated[str, Meta(max_length=200, pattern=r"^[^\x00-\x1f\x7f-\x9f]*$(?!\n)")]
+"""What a machine calls its parts: one line that a terminal can show."""
 Text = Annotated[str, Meta(max_length=4000)]
-"""Said by somebody to somebody; never interpreted."""
-Sha256 = Annotated[str, Meta(pattern=r"^[0-9a-f]{64}$")]
+"""Said by somebody to somebody; never interpreted, and cleaned (`plain`) before it is shown."""
+Sha256 = Annotated[str, Meta(pattern=r"^[0-9a-f]{64}$(?!\n)")]
 FilePath = Annotated[
     str,
     Meta(
         max_length=240,
-        pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.-]*(/[A-Za-z0-9_][A-Za-z0-9_.-]*){0,4}$",
+        pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.-]*(/[A-Za-z0-9_][A-Za-z0-9_.-]*){0,4}$(?!\n)",
     ),
 ]
 """Relative, with no step upwards and nothing hidden: every part begins with a letter or digit."""
@@ -37,7 +42,8 @@ Figure = Annotated[float, Meta(ge=0.0, le=1e12)]
 Seconds = Annotated[float, Meta(ge=0.0, le=1e11)]
 """A duration, or a moment as seconds since 1970."""
 Address = Annotated[
-    str, Meta(max_length=260, pattern=r"^([\w.-]{1,240}|\[[0-9a-fA-F:.%\w]{2,100}\]):[0-9]{1,5}$")
+    str,
+    Meta(max_length=260, pattern=r"^([\w.-]{1,240}|\[[0-9a-fA-F:.%\w]{2,100}\]):[0-9]{1,5}$(?!\n)"),
 ]
 Scalar = bool | int | float | str | None
 Parameters = dict[str, Scalar | list[Scalar]]
@@ -58,6 +64,14 @@ class FileRef(Strict, frozen=True, kw_only=True):
     path: FilePath
     sha256: Sha256
     size: Bytes
+
+
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]")
+
+
+def plain(text: str) -> str:
+    """Without what would steer a terminal or turn the direction of writing; lines stay lines."""
+    return _CONTROL.sub("\ufffd", text.replace("\r\n", "\n"))
 
 
 def encode(value: Any) -> bytes:

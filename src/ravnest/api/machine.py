@@ -4,10 +4,10 @@ from typing import Annotated, Literal
 
 from msgspec import Meta
 
-from ravnest.api.limits import Address, Bytes, Figure, Name, ProviderId, Strict, Text
+from ravnest.api.limits import Address, Bytes, Figure, Label, Name, ProviderId, Strict
 
 Hours = Annotated[
-    str, Meta(pattern=r"^([01][0-9]|2[0-3]):[0-5][0-9]-([01][0-9]|2[0-3]):[0-5][0-9]$")
+    str, Meta(pattern=r"^([01][0-9]|2[0-3]):[0-5][0-9]-([01][0-9]|2[0-3]):[0-5][0-9]$(?!\n)")
 ]
 """Of the day, local time; may pass midnight: 22:00-07:00."""
 ScriptConsent = Literal["never", "sandboxed", "always"]
@@ -18,15 +18,15 @@ class MachineFacts(Strict, frozen=True, kw_only=True):
     """What does not change while the agent runs."""
 
     hostname: Name
-    system: Text
-    python: Text
-    torch: Text
-    ravnest: Text
+    system: Label
+    python: Label
+    torch: Label
+    ravnest: Label
     cores: Annotated[int, Meta(ge=1, le=100_000)]
     memory_bytes: Bytes
-    device: Text = "cpu"
+    device: Label = "cpu"
     """What the worker will compute on: cpu, cuda:0, mps."""
-    device_name: Text = ""
+    device_name: Label = ""
     device_memory_bytes: Bytes = 0
 
 

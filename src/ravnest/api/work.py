@@ -111,7 +111,7 @@ class WorkOrder(Strict, frozen=True, kw_only=True):
 class Span(Strict, frozen=True, array_like=True):
     """The compute thread was busy with this, from … to …, in seconds since 1970."""
 
-    kind: Annotated[str, Meta(max_length=20)]
+    kind: Annotated[str, Meta(max_length=20, pattern=r"^[\w/ -]*$(?!\n)")]
     """forward, backward, update, average, evaluate"""
     batch: int
     part: int
@@ -142,7 +142,7 @@ class RoundReport(Strict, frozen=True, kw_only=True):
 class Point(Strict, frozen=True, array_like=True):
     """A value of a curve. Series are named like train/loss, eval/accuracy."""
 
-    series: Annotated[str, Meta(max_length=80)]
+    series: Annotated[str, Meta(max_length=80, pattern=r"^[\w/.@ -]+$(?!\n)")]
     step: int
     epoch: float
     at: float

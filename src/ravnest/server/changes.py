@@ -5,6 +5,8 @@ from dataclasses import dataclass, field
 
 import msgspec
 
+from ravnest.api.limits import plain
+
 
 class Put(msgspec.Struct, frozen=True, array_like=True):
     """A record takes the place of the one with its kind and id, if there is one."""
@@ -51,8 +53,8 @@ class Forget(msgspec.Struct, frozen=True, array_like=True):
 
 
 def clean(text: str) -> str:
-    """What every database can store: without the characters that are none."""
-    return text.replace("\0", "").encode("utf-8", "replace").decode()
+    """What every database can store and every terminal can show."""
+    return plain(text.replace("\0", "")).encode("utf-8", "replace").decode()
 
 
 Change = Put | Remove | Event | Point | Forget

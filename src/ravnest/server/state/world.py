@@ -15,6 +15,8 @@ from ravnest.server.changes import Event, clean
 from ravnest.server.state.effects import Effects, Level, Order, Send
 from ravnest.server.state.records import Job, Part, Provider, Run
 
+_MOST_NOTE = 1000
+
 
 @dataclass(frozen=True)
 class Settings:
@@ -29,6 +31,8 @@ class Settings:
     probe_s: float = 15.0
     """How long planning waits for lines between providers that are being measured."""
     most_peers: int = 16
+    retry_s: float = 10.0
+    """How long after a process has died another one is started for the same."""
     away_s: float = 180.0
     """How long a provider that is needed may be away."""
     prepare_s: float = 3600.0
@@ -80,6 +84,8 @@ class World:
     planning: str | None = None
     """The job that is being planned; one at a time, for each takes what the one before leaves."""
     attempt: int = 0
+    retry_at: dict[str, float] = field(default_factory=dict)
+    """Job id → when what has crashed for it is tried again."""
     event_number: int = 0
     out: Effects = field(default_factory=Effects)
 
@@ -119,7 +125,8 @@ class World:
         provider: int | None = None,
     ) -> None:
         self.event_number += 1
-        self.out.notes.append(Event(self.event_number, now, level, clean(text), job, provider))
+        shown = clean(text).replace("\n", " ")[:_MOST_NOTE]
+        self.out.notes.append(Event(self.event_number, now, level, shown, job, provider))
 
     def save_provider(self, provider: Provider) -> None:
         self.out.save(provider)
@@ -144,6 +151,7 @@ class World:
 
     def move(self, job: Job, state: JobState, reason: str = "") -> None:
         """A job is in another state, or in the same for another reason."""
+        reason = clean(reason)
         if (job.state, job.reason) != (state, reason):
             job.state, job.reason = state, reason
             self.save_job(job)
