@@ -8,7 +8,7 @@ import pytest
 from web.fake_server import Site, token
 from web.simulation import JOB, Simulation
 
-from ravnest.api.views import JobDetail, JobView, Overview
+from ravnest.api.views import JobDetail, JobView, Overview, ProviderView
 from ravnest.cli import main, screen
 
 
@@ -181,3 +181,10 @@ def test_a_token_is_printed_alone(ravnest):
 )
 def test_durations_have_two_units(seconds, text):
     assert screen.elapsed(seconds) == text
+
+
+def test_a_provider_that_is_paused_at_work_is_shown_as_both():
+    one = ProviderView(id=1, name="p", state="training", since=0, seen_at=0, paused=True)
+    out = io.StringIO()
+    screen.console(out).print(screen.provider_table([one]))
+    assert "training, then paused" in out.getvalue()

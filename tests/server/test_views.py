@@ -1,10 +1,13 @@
 """What is shown of a run: like beside like, and nothing that is over."""
 
+from state_simulation import FACTS
+
+from ravnest.api.machine import Caps
 from ravnest.api.work import WORKER_OVERHEAD_BYTES, LinkBytes, Point, WorkReport
 from ravnest.server import changes
 from ravnest.server.service.live import LiveRun
-from ravnest.server.service.views import Progress, job_view, run_view, series_view
-from ravnest.server.state.records import Job, Part, Run
+from ravnest.server.service.views import Progress, job_view, provider_view, run_view, series_view
+from ravnest.server.state.records import Job, Part, Provider, Run
 from ravnest.server.state.world import World
 
 
@@ -132,3 +135,18 @@ def test_points_of_a_run_with_fewer_clusters_stay():
         (200, 4.0),
         (150, 3.0),
     ]
+
+
+def test_a_pause_of_a_provider_at_work_is_seen():
+    world = World()
+    world.providers[1] = provider = Provider(
+        id=1, name="p", digest="", enrolled_at=0, facts=FACTS, caps=Caps()
+    )
+    heard = world.heard_of(1)
+    heard.connected, heard.state = True, "training"
+    assert provider_view(world, 1).doing == "training"
+    provider.paused = True
+    view = provider_view(world, 1)
+    assert (view.state, view.paused, view.doing) == ("training", True, "training, then paused")
+    heard.state = "idle"
+    assert provider_view(world, 1).doing == "paused"

@@ -167,3 +167,13 @@ def test_pipelines_run_down_where_it_is_narrow(visit: Visit) -> None:
     )
     assert narrow[0] is True
     assert narrow[1] <= 320
+
+
+@in_browser()
+def test_a_machine_that_is_paused_at_work_ends_that_first(visit: Visit) -> None:
+    def doing(state: str, paused: str) -> Any:
+        return run(visit, "machines/row.js", f"m.doing({{state: '{state}', paused: {paused}}})")
+
+    assert doing("training", "true") == "training, then paused"
+    assert doing("training", "false") == "training"
+    assert doing("paused", "true") == "paused"

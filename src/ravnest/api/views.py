@@ -64,6 +64,14 @@ class ProviderView(Shown, frozen=True, kw_only=True):
     cluster: int | None = None
     stage: int | None = None
     measured: bool = False
+    paused: bool = False
+    """Gets no new work; what it is at goes on all the same."""
+
+    @property
+    def doing(self) -> str:
+        """Its state in words: of one that is paused at work, both."""
+        at_work = self.state in ("preparing", "ready", "training", "returning")
+        return f"{self.state}, then paused" if self.paused and at_work else self.state
 
 
 class StageView(Shown, frozen=True, kw_only=True):

@@ -82,7 +82,7 @@ def provider_table(providers: Sequence[ProviderView]) -> Table:
             "",
             str(one.id),
             one.name,
-            state(one.state),
+            state(one.state, one.doing),
             one.device_name or one.device,
             size(one.memory_bytes),
             f"{plain(one.gflops)} GFLOP/s" if one.measured else "not measured yet",
@@ -146,8 +146,8 @@ def event_line(event: EventView) -> Text:
     return text
 
 
-def state(name: str) -> Text:
-    return Text(name, style=STYLES.get(name, "none"))
+def state(name: str, shown: str = "") -> Text:
+    return Text(shown or name, style=STYLES.get(name, "none"))
 
 
 def clock(at: float) -> str:

@@ -29,6 +29,7 @@
  * @property {number|null} cluster
  * @property {number|null} stage
  * @property {boolean} measured
+ * @property {boolean} [paused]
  *
  * @typedef {object} StageView
  * @property {number} provider

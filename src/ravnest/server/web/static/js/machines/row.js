@@ -50,7 +50,7 @@ export function machineRow(first, onOpen, jobName) {
       known = view;
       setText(name, view.name);
       setText(host, view.hostname === view.name ? "" : view.hostname);
-      setBadge(state, view.state);
+      setBadge(state, view.state, doing(view));
       setTime(since, view.since);
       setText(device, view.device_name || view.device);
       setText(cores, view.device_name ? `${view.device} · ${whole(view.cores)} cores` : `${whole(view.cores)} cores`);
@@ -71,6 +71,14 @@ export function machineRow(first, onOpen, jobName) {
     },
   };
 }
+
+const AT_WORK = new Set(["preparing", "ready", "training", "returning"]);
+
+/**
+ * A machine that is paused at work ends that first.
+ * @param {ProviderView} view
+ */
+export const doing = (view) => (view.paused && AT_WORK.has(view.state) ? `${view.state}, then paused` : view.state);
 
 /**
  * @param {string} label
