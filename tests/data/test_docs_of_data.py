@@ -1,4 +1,4 @@
-"""The first program of docs/data.md, as printed; the second is run by tests/system/test_scripts.py."""
+"""The first program of docs/data.md, as printed. The second: tests/system/test_scripts.py."""
 
 import re
 from pathlib import Path
