@@ -7,12 +7,13 @@ import ssl
 import httpx
 import msgspec
 import pytest
-from fake_agent import FakeAgent, key_request
+from fake_agent import FACTS, FakeAgent, key_request
 from servers import running_server
 from websockets.exceptions import InvalidStatus
 
-from ravnest.api.control import Rejected, SetPause
+from ravnest.api.control import Hello, Rejected, SetPause
 from ravnest.api.views import Changes, Overview
+from ravnest.server.service.connections import Connection
 
 
 @pytest.fixture(scope="module")
@@ -60,6 +61,26 @@ async def seen(server, provider, wanted):
                     if view.id == provider and wanted(view):
                         return view
     raise AssertionError("the stream ended")
+
+
+def test_messages_of_agents_are_counted_by_kind(server, join):
+    def counted():
+        with server.client(server.operator) as client:
+            lines = client.get("metrics").text.splitlines()
+        assert not [line for line in lines if "_created" in line]
+        name = 'ravnest_agent_messages_total{kind="beat"} '
+        return sum(float(line.removeprefix(name)) for line in lines if line.startswith(name))
+
+    async def story():
+        agent = await enrol(server, join, "counted")
+        async with agent.connected():
+            before = counted()
+            for cpu in (0.25, 0.5):
+                await agent.beat(cpu=cpu)
+            await seen(server, agent.provider, lambda view: view.cpu == 0.5)
+            assert counted() == before + 2
+
+    asyncio.run(story())
 
 
 def test_an_agent_enrols_connects_is_measured_and_seen(server, join):
@@ -148,6 +169,40 @@ def test_the_first_word_must_be_hello_in_the_same_protocol(server, join):
             assert (said["type"], "hello" in said["reason"]) == ("rejected", True)
 
     asyncio.run(story())
+
+
+def test_hello_is_said_once(server, join):
+    async def story():
+        agent = await enrol(server, join)
+        async with agent.connected():
+            await agent.say(Hello(protocol=1, facts=FACTS, caps=agent.caps, state="idle"))
+            assert "once" in (await agent.expect(Rejected)).reason
+            await agent.closed()
+
+    asyncio.run(story())
+
+
+def test_a_message_does_not_wait_twice_but_is_told_again_once_it_was_sent():
+    async def story():
+        connection = Connection(1, "192.0.2.1")
+        connection.post_text("the work", about="job-1-1")
+        connection.post_text("the work", about="job-1-1")
+        connection.post_text("something else")
+        assert [await connection.next() for _ in range(2)] == ["the work", "something else"]
+        connection.post_text("the work again", about="job-1-1")
+        connection.close()
+        assert [await connection.next() for _ in range(2)] == ["the work again", None]
+
+    asyncio.run(story())
+
+
+def test_an_agent_that_does_not_read_is_let_go_before_its_messages_fill_the_memory():
+    connection = Connection(1, "192.0.2.1")
+    for _ in range(6):
+        connection.post_text("x" * (10 << 20))
+    assert not connection.closed
+    connection.post_text("x" * (10 << 20))
+    assert connection.closed
 
 
 @pytest.mark.parametrize("bearer", ["", "nonsense", "rvc1_1_" + "A" * 43])

@@ -10,6 +10,7 @@ from ravnest.api.control import FromServer, Rejected
 logger = logging.getLogger("ravnest.server")
 
 _MOST_WAITING = 1000
+_MOST_WAITING_BYTES = 64 << 20
 """Messages to an agent that does not read them."""
 
 _encoder = msgspec.json.Encoder()
@@ -21,17 +22,38 @@ class Connection:
     def __init__(self, provider: int, address: str) -> None:
         self.provider = provider
         self.address = address
-        self.outgoing: asyncio.Queue[str | None] = asyncio.Queue()
+        self._outgoing: asyncio.Queue[tuple[str, str] | None] = asyncio.Queue()
+        self._waiting_bytes = 0
+        self._waiting: set[str] = set()
+        """What the messages are about that must not wait here twice."""
         self.closed = False
 
     def post(self, message: FromServer) -> None:
-        if self.closed:
+        self.post_text(_encoder.encode(message).decode())
+
+    def post_text(self, text: str, about: str = "") -> None:
+        """A written message; not if another one about the same thing has not been sent yet."""
+        if self.closed or about in self._waiting:
             return
-        if self.outgoing.qsize() >= _MOST_WAITING:
+        full = self._waiting_bytes + len(text) > _MOST_WAITING_BYTES and self._waiting_bytes > 0
+        if full or self._outgoing.qsize() >= _MOST_WAITING:
             logger.warning("provider %d does not read what it is told", self.provider)
             self.close()
             return
-        self.outgoing.put_nowait(_encoder.encode(message).decode())
+        self._waiting_bytes += len(text)
+        if about:
+            self._waiting.add(about)
+        self._outgoing.put_nowait((text, about))
+
+    async def next(self) -> str | None:
+        """What is to be sent next; None after the last words."""
+        found = await self._outgoing.get()
+        if found is None:
+            return None
+        text, about = found
+        self._waiting_bytes -= len(text)
+        self._waiting.discard(about)
+        return text
 
     def close(self, reason: str = "", *, final: bool = False) -> None:
         """After everything posted before, and last words if there are any."""
@@ -40,7 +62,7 @@ class Connection:
         if reason:
             self.post(Rejected(reason=reason, final=final))
         self.closed = True
-        self.outgoing.put_nowait(None)
+        self._outgoing.put_nowait(None)
 
 
 class Connections:
@@ -71,6 +93,10 @@ class Connections:
     def post(self, provider: int, message: FromServer) -> None:
         if (connection := self._by_provider.get(provider)) is not None:
             connection.post(message)
+
+    def post_text(self, provider: int, text: str, about: str) -> None:
+        if (connection := self._by_provider.get(provider)) is not None:
+            connection.post_text(text, about)
 
     def close_all(self) -> None:
         for connection in list(self._by_provider.values()):

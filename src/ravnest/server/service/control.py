@@ -112,6 +112,8 @@ class ControlChannel:
                 text = await _receive(socket)
                 self._desk.gate.limit("message", key)
                 message = decoded(text)
+                if isinstance(message, Hello):
+                    raise Refusal("invalid", "hello is said once, at the beginning of a connection")
             except WebSocketDisconnect:
                 return ""
             except Refusal as error:
@@ -127,8 +129,6 @@ class ControlChannel:
             self._reported(provider, message)
         elif isinstance(message, Ended):
             await self._ended(provider, message)
-        elif isinstance(message, Hello):
-            self._core.happen(Connected(provider=provider, hello=message))
         else:
             self._core.happen(Heard(provider=provider, message=message))
 
@@ -152,7 +152,7 @@ async def _receive(socket: WebSocket) -> str:
 
 async def _send_all(socket: WebSocket, connection: Connection) -> None:
     try:
-        while (text := await connection.outgoing.get()) is not None:
+        while (text := await connection.next()) is not None:
             await socket.send_text(text)
         await socket.close()
     except (WebSocketDisconnect, RuntimeError, OSError):

@@ -94,7 +94,8 @@ class Errands:
         if part is None or not part.is_open:
             return
         # Read here and not on a thread: what is said to an agent keeps its order.
-        self._connections.post(order.provider, self._run_files.assignment(part))
+        text = self._run_files.written_assignment(part)
+        self._connections.post_text(order.provider, text, about=part.id)
 
     # ---- planning
 
@@ -104,7 +105,8 @@ class Errands:
         except Exception as error:
             # Nothing may wait for ever for a plan that nobody makes.
             logger.exception("planning %s could not be begun", order.job)
-            self._planned(order, PlanOutcome(error=f"planning could not be begun: {error}"))
+            reason = f"planning could not be begun: {error}"
+            self._planned(order, PlanOutcome(error=reason, crashed=isinstance(error, OSError)))
 
     async def _plan(self, order: MakePlan) -> None:
         self._run_files.forget(order.job, order.run)
@@ -142,7 +144,11 @@ class Errands:
         reason = outcome.error or "planning left no plan behind"
         self._core.happen(
             PlanFailed(
-                job=order.job, attempt=order.attempt, reason=reason, hopeless=not outcome.unfit
+                job=order.job,
+                attempt=order.attempt,
+                reason=reason,
+                hopeless=not outcome.unfit and not outcome.crashed,
+                crashed=outcome.crashed,
             )
         )
 

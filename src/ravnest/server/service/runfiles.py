@@ -18,6 +18,7 @@ from ravnest.server.state.world import World
 
 _RESULT = re.compile(r"trained\.json|trained-[0-9a-f]{16}\.safetensors")
 _KNOWN = 512
+_WRITTEN = 64
 _LEAST_RESULT_BYTES = 16 << 20
 
 
@@ -28,6 +29,8 @@ class RunFiles:
         self._world = world
         self._places: OrderedDict[str, dict[str, Path]] = OrderedDict()
         self._outcomes: OrderedDict[tuple[str, int], PlanOutcome] = OrderedDict()
+        self._written: OrderedDict[str, tuple[dict[int, tuple[str, ...]], str]] = OrderedDict()
+        """Assignments as they were told last, and the addresses that are in them."""
         self._brought: dict[tuple[str, str], tuple[str, int]] = {}
         """Assignment and name of a result → hash and size, as they were checked on arrival."""
 
@@ -53,6 +56,8 @@ class RunFiles:
         begin = f"{job}-" if run is None else f"{job}-{run}-"
         for part in [part for part in self._places if part.startswith(begin)]:
             del self._places[part]
+        for part in [part for part in self._written if part.startswith(begin)]:
+            del self._written[part]
 
     # ---- what a provider gets
 
@@ -65,6 +70,21 @@ class RunFiles:
             for neighbour in found.neighbours
         )
         return Assign(assignment=msgspec.structs.replace(found, neighbours=neighbours))
+
+    def written_assignment(self, part: Part) -> str:
+        """The message as it is sent. Agents that come back again and again get the same text."""
+        known = self._written.get(part.id)
+        if known is not None and all(self._addresses(n) == known[0][n] for n in known[0]):
+            self._written.move_to_end(part.id)
+            return known[1]
+        message = self.assignment(part)
+        addresses = {n.provider: n.addresses for n in message.assignment.neighbours}
+        text = msgspec.json.encode(message).decode()
+        self._written[part.id] = (addresses, text)
+        self._written.move_to_end(part.id)
+        if len(self._written) > _WRITTEN:
+            self._written.popitem(last=False)
+        return text
 
     def _addresses(self, provider: int) -> tuple[str, ...]:
         known = self._world.providers.get(provider)
