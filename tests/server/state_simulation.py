@@ -362,10 +362,14 @@ class Simulation:
         if not self.plans:
             return False
         order = self.plans.pop(0)
-        if how in ("unfit", "broken"):
+        if how in ("unfit", "broken", "crashed"):
             self.happen(
                 PlanFailed(
-                    job=order.job, attempt=order.attempt, reason=how, hopeless=how == "broken"
+                    job=order.job,
+                    attempt=order.attempt,
+                    reason=how,
+                    hopeless=how == "broken",
+                    crashed=how == "crashed",
                 )
             )
             return True

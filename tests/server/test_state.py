@@ -10,6 +10,7 @@ from ravnest.server.state.events import EnrolledNow, JobSteered
 from ravnest.server.state.machine import handle
 from ravnest.server.state.pool import as_pool, why_not_for
 from ravnest.server.state.records import Job, Provider
+from ravnest.server.state.retrying import MOST_RETRIES
 
 
 def pool_of(count):
@@ -431,3 +432,32 @@ def test_a_pool_that_changes_after_the_clock_was_put_back_settles():
     sim.submit(True, None)
     sim.wait(SETTINGS.return_s + SETTINGS.settle_s)
     assert [plan.job for plan in sim.plans] == ["j0"]
+
+
+def test_a_plan_whose_process_died_is_made_again_after_a_while():
+    sim = pool_of(2)
+    sim.submit(True, None)
+    sim.wait(15)
+    sim.plan_one("crashed")
+    job = sim.world.jobs["j0"]
+    assert (job.state, sim.plans) == ("waiting", [])
+    assert "crashed" in job.reason
+    sim.wait(SETTINGS.retry_s)
+    sim.plan_one("fits")
+    assert (job.state, job.plan_crashes, job.lost_runs) == ("preparing", 0, 0)
+
+
+def test_a_plan_whose_process_always_dies_fails_the_job_until_it_is_resumed():
+    sim = pool_of(2)
+    sim.submit(True, None)
+    sim.wait(15)
+    for _ in range(MOST_RETRIES):
+        sim.plan_one("crashed")
+        sim.wait(SETTINGS.retry_s)
+    job = sim.world.jobs["j0"]
+    assert job.state == "planning"
+    sim.plan_one("crashed")
+    assert (job.state, job.reason) == ("failed", "crashed")
+    sim.steer("j0", "resume")
+    sim.calm_down()
+    assert job.state == "done"

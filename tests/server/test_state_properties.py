@@ -30,6 +30,7 @@ CHOICES = {
     "plan": 6,
     "plan is unfit": 1,
     "plan is broken": 1,
+    "plan crashes": 1,
     "fuse": 4,
     "fusing fails": 1,
     "wait": 6,
@@ -56,6 +57,7 @@ WORKS = {
     "blame": "blames",
     "unsaved": "unsaved",
 }
+PLANS = {"plan is unfit": "unfit", "plan is broken": "broken", "plan crashes": "crashed"}
 DIES = {"hear": "", "hear and die before": "before", "hear and die after": "after"}
 STEERS = ("start", "stop", "pause", "continue", "resume", "delete")
 
@@ -83,7 +85,7 @@ def do(sim, action, number):
     elif action == "restart":
         sim.restart()
     elif action.startswith("plan"):
-        sim.plan_one({"plan is unfit": "unfit", "plan is broken": "broken"}.get(action, "fits"))
+        sim.plan_one(PLANS.get(action, "fits"))
     elif action in ("fuse", "fusing fails"):
         sim.fuse_one(action == "fusing fails")
     elif action in STEERS:

@@ -82,12 +82,14 @@ def test_a_pool_that_is_too_small_is_told_as_such(made, tmp_path):
 def test_a_process_that_takes_too_long_is_ended(made, tmp_path):
     outcome = do(tmp_path, order(made, pool=pool(50)), seconds=0.05)
     assert "longer than 0.05 seconds" in outcome.error
+    assert outcome.crashed
     assert not outcome.unfit
 
 
 def test_a_process_that_needs_too_much_memory_is_ended(made, tmp_path):
     outcome = do(tmp_path, order(made, pool=pool(50)), memory_bytes=20_000_000)
     assert outcome.error
+    assert outcome.crashed
     assert not outcome.unfit
 
 
@@ -97,6 +99,7 @@ def test_a_damaged_model_is_refused_without_naming_folders(made, tmp_path):
     (model / "graph.json").write_bytes(b"{}")
     outcome = do(tmp_path / "check", order(made, task="check", model=str(model)))
     assert "graph.json" in outcome.error
+    assert not outcome.crashed
     assert str(tmp_path) not in outcome.error
 
 
@@ -112,5 +115,18 @@ def test_a_plan_that_is_not_wanted_any_more_is_cancelled(made, tmp_path):
         workshop.cancel("plan j")
         await workshop.close()
         assert told == []
+
+    asyncio.run(story())
+
+
+def test_a_folder_that_cannot_be_written_is_no_verdict_on_the_job(made, tmp_path):
+    async def story():
+        workshop, told = Workshop(WorkLimits(threads=1)), asyncio.Queue()
+        (tmp_path / "file").write_bytes(b"")
+        workshop.start("plan j", tmp_path / "file", order(made, pool=pool(50)), told.put)
+        async with asyncio.timeout(30):
+            outcome = await told.get()
+        await workshop.close()
+        assert outcome.crashed
 
     asyncio.run(story())

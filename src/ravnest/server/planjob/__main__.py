@@ -1,5 +1,6 @@
 """`python -m ravnest.server.planjob FOLDER`: does what the folder says, and writes how it ended."""
 
+import errno
 import os
 import sys
 from pathlib import Path
@@ -10,6 +11,11 @@ from ravnest import lifeline
 from ravnest.errors import PlanError, PoolError, RavnestError
 from ravnest.server.folders import write_whole
 from ravnest.server.planjob.outcome import ORDER, OUTCOME, PlanOrder, PlanOutcome
+
+_LACKS = frozenset(
+    {errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN, errno.EIO}
+)
+"""Space, open files, memory, a disk that can be read."""
 
 
 def main(folder: Path) -> None:
@@ -30,10 +36,18 @@ def _done(order: PlanOrder, folder: Path) -> PlanOutcome:
         return PlanOutcome(error=str(error), unfit=True)
     except RavnestError as error:
         return PlanOutcome(
-            error=str(error).replace(f"{order.model}: ", "").replace(order.model, "")
+            error=str(error).replace(f"{order.model}: ", "").replace(order.model, ""),
+            crashed=lacks_something(error.__cause__),
         )
+    except OSError as error:
+        return PlanOutcome(error=f"the server cannot do this: {error.strerror}", crashed=True)
     except MemoryError:
-        return PlanOutcome(error="there is not enough memory for this on the server")
+        return PlanOutcome(error="there is not enough memory for this on the server", crashed=True)
+
+
+def lacks_something(error: BaseException | None) -> bool:
+    """Whether an error is about the machine, whatever the files are like."""
+    return isinstance(error, OSError) and error.errno in _LACKS
 
 
 def limit_memory(most: int) -> None:

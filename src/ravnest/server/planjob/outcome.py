@@ -45,6 +45,9 @@ class PlanOutcome(msgspec.Struct, frozen=True, kw_only=True):
     error: str = ""
     unfit: bool = False
     """The error is about the pool: another one may do."""
+    crashed: bool = False
+    """Nothing was found out: the process died, or the server lacked something. It may go better
+    another time."""
     facts: PlanFacts | None = None
     view: PlanView | None = None
     rings: tuple[RingView, ...] = ()

@@ -55,7 +55,7 @@ class Workshop:
             try:
                 outcome = await self.do(folder, order)
             except OSError as error:  # no process, no space, no folder
-                outcome = PlanOutcome(error=f"the server cannot do this: {error}")
+                outcome = PlanOutcome(error=f"the server cannot do this: {error}", crashed=True)
             await done(outcome)
 
         task = asyncio.create_task(go(), name=key)
@@ -152,5 +152,5 @@ def _outcome(folder: Path, problem: str) -> PlanOutcome:
     try:
         found = msgspec.json.decode((folder / OUTCOME).read_bytes(), type=PlanOutcome)
     except (OSError, msgspec.DecodeError) as error:
-        return PlanOutcome(error=problem or f"it left nothing behind ({error})")
-    return PlanOutcome(error=problem) if problem and not found.error else found
+        return PlanOutcome(error=problem or f"it left nothing behind ({error})", crashed=True)
+    return PlanOutcome(error=problem, crashed=True) if problem and not found.error else found

@@ -82,6 +82,8 @@ class PlanFailed(Happening, frozen=True, kw_only=True):
     reason: str
     hopeless: bool
     """Another pool would not help."""
+    crashed: bool = False
+    """It is not known whether there is a plan: the process died."""
 
 
 class Fused(Happening, frozen=True, kw_only=True):

@@ -2,7 +2,7 @@
 
 from ravnest.api.control import Steer
 from ravnest.errors import JobError
-from ravnest.server.state import introducing, pool, runs
+from ravnest.server.state import introducing, pool, retrying, runs
 from ravnest.server.state.effects import Discard, DropPlan, MakePlan, Wake
 from ravnest.server.state.events import JobSteered, PlanFailed, PlanMade
 from ravnest.server.state.records import ENDED_JOBS, Job
@@ -34,6 +34,8 @@ def consider(world: World, now: float) -> None:
             world.order(Wake(at=settled_at))
             if job.state == "waiting" and not job.reason:
                 world.move(job, "waiting", "the pool is changing")
+            continue
+        if not retrying.is_due(world, job.id, now):
             continue
         if world.planning is not None:
             other = world.jobs[world.planning].name
@@ -77,6 +79,7 @@ def planned(world: World, event: PlanMade, now: float) -> None:
         return
     job = world.jobs[event.job]
     world.planning = None
+    job.plan_crashes = 0
     job.plan, job.parameters = event.plan, event.plan.parameters
     world.save_job(job)
     count = len(event.plan.parts)
@@ -111,7 +114,14 @@ def not_planned(world: World, event: PlanFailed, now: float) -> None:
         return
     job = world.jobs[event.job]
     world.planning = None
-    if event.hopeless:
+    job.plan_crashes = job.plan_crashes + 1 if event.crashed else 0
+    world.save_job(job)
+    if event.crashed and job.plan_crashes <= retrying.MOST_RETRIES:
+        world.judged.pop(job.id, None)
+        world.move(job, "waiting", f"planning is tried again: {event.reason}")
+        world.note(now, "warning", f"planning broke off: {event.reason}", job.id)
+        retrying.later(world, job.id, now)
+    elif event.hopeless or event.crashed:
         runs.fail(world, job, event.reason, now)
     else:
         world.move(job, "waiting", event.reason)
@@ -197,7 +207,8 @@ def _resume(world: World, job: Job, now: float) -> None:
     if job.state not in ("stopped", "failed"):
         raise _refuse(job, "resume", "was stopped or has failed")
     job.lost_runs, job.cause, job.ended_at = 0, "", None
-    job.refused = {}
+    job.refused, job.plan_crashes = {}, 0
+    world.retry_at.pop(job.id, None)
     runs.again(world, job, "resumed", now)
 
 
@@ -208,6 +219,7 @@ def _delete(world: World, job: Job, now: float) -> None:
     world.forget_run(job.id)
     del world.jobs[job.id]
     world.judged.pop(job.id, None)
+    world.retry_at.pop(job.id, None)
     world.out.remove(job.kind, job.key)
     world.out.remove("spec", job.id)
     world.out.forget(job.id)

@@ -99,6 +99,8 @@ class Job(Record, kw_only=True):
     """In a row, without progress in between."""
     cause: str = ""
     """Of the first of those."""
+    plan_crashes: int = 0
+    """In a row: processes that died over its plan."""
     refused: dict[int, str] = msgspec.field(default_factory=dict)
     """Providers that do not take this job, and what they said."""
     epochs_done: int = 0
