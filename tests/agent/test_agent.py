@@ -19,6 +19,7 @@ from ravnest.agent.joining import join
 from ravnest.agent.settings import AgentSettings
 from ravnest.agent.workload import Speed
 from ravnest.api.control import (
+    HAS_LEFT,
     Assign,
     Beat,
     Begin,
@@ -477,6 +478,33 @@ def test_a_provider_that_was_removed_ends_and_joins_anew_only_with_a_token(tmp_p
         async with Running(server, home) as running:
             await server.hear(Measured)
             assert len(running.told("rejected")) == 1
+
+    run(test, tmp_path)
+
+
+def test_a_provider_whose_owner_takes_it_back_ends_without_complaint(tmp_path):
+    async def test(server):
+        home = tmp_path / "home"
+        async with Running(server, home) as running:
+            await server.hear(Measured)
+            await server.say(7, Rejected(reason=HAS_LEFT, final=True))
+            async with asyncio.timeout(WAIT_S):
+                assert await running.task is None
+            assert running.told("left") == [HAS_LEFT]
+            assert running.told("away") == running.told("rejected") == []
+        assert load_identity(home, server.address) is None
+
+    run(test, tmp_path)
+
+
+def test_an_idle_agent_that_is_asked_to_leave_says_goodbye(tmp_path):
+    async def test(server):
+        async with Running(server, tmp_path / "home") as running:
+            await server.hear(Measured)
+            running.agent.leave()
+            async with asyncio.timeout(WAIT_S):
+                assert await running.task is None
+            assert running.told("goodbye") == ["goodbye"]
 
     run(test, tmp_path)
 

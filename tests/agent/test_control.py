@@ -386,6 +386,11 @@ def test_leaving_with_work_waits_for_the_server_to_stop_the_run():
     assert done == [CleanUp("a1"), Say(Leaving(reason="asked to")), Finish()]
 
 
+def test_leaving_with_work_says_what_happens_to_it():
+    (text,) = [each.text for each in at("training").leave() if isinstance(each, Tell)]
+    assert text == "stopping and saving the present work, then leaving (Ctrl-C again: at once)"
+
+
 def test_leaving_with_work_does_not_wait_for_ever():
     control = at("training")
     control.leave()

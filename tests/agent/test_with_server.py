@@ -141,8 +141,12 @@ def test_a_machine_joins_and_comes_back_by_itself_after_the_server_was_killed(tm
         later = stack.enter_context(joining(url, home, "--no-listen"))
         assert later.until("joined").endswith("(provider-1)")
         subprocess.run([*steer, "leave"], check=True, timeout=WAIT_S, capture_output=True)
-        assert later.end() == 1
-        assert "has left" in "".join(later.errors)
+        events = []
+        while not events or events[-1]["event"] != "left":
+            events.append(later.line())
+        assert events[-1]["text"] == "this provider has left"
+        assert "away" not in [each["event"] for each in events]
+        assert later.end() == 0, later.errors
         stranger = stack.enter_context(joining(url, home))
         assert stranger.end() == 1
         assert "add --token" in "".join(stranger.errors)

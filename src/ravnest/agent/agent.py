@@ -148,6 +148,8 @@ class Agent:
         self._do(self._control.opened())
 
     def closed(self, why: str) -> None:
+        if self._finished.is_set():
+            return
         if not self._control.connected and why != self._why_away:
             self._show("away", why)
         self._why_away = why

@@ -148,7 +148,8 @@ class Control(Errands):
         said = self.say(Leaving(reason=reason))
         if work is None:
             return [*said, Finish()]
-        out = [Tell("leaving", "leaving after the present work; once more to leave at once"), *said]
+        text = "stopping and saving the present work, then leaving (Ctrl-C again: at once)"
+        out = [Tell("leaving", text), *said]
         return out if self.welcomed else out + self.overdue()
 
     def overdue(self) -> Instructions:

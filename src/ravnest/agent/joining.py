@@ -24,6 +24,7 @@ from ravnest.agent.pacing import bucket_of
 from ravnest.agent.peers import PeerListener
 from ravnest.agent.settings import AgentSettings
 from ravnest.agent.workload import Speed
+from ravnest.api.control import HAS_LEFT
 from ravnest.api.tokens import Token
 from ravnest.errors import ServerError, TokenError
 
@@ -61,11 +62,15 @@ async def join(
             if agent.is_rejected:
                 # The credential is of no use any more; the next time a token is asked for.
                 forget(identity)
+            if agent.problem == HAS_LEFT:
+                show("left", HAS_LEFT)
+                return struck
             if agent.is_rejected and token is not None and not is_new:
                 show("rejected", f"{agent.problem}; joining anew with the token")
                 continue
             if agent.problem is not None:
                 raise ServerError(agent.problem)
+            show("goodbye", "goodbye")
             return struck
 
 
@@ -74,9 +79,10 @@ async def _measured(settings: AgentSettings, show: Show) -> Speed:
     threads = threads_of(settings.caps)
     speed = await measure_speed(settings.device, threads)
     name = f" ({speed.device_name})" if speed.device_name else ""
+    with_threads = "1 thread" if threads == 1 else f"{threads} threads"
     show(
         "measured",
-        f"{speed.device}{name}: {speed.gflops:.0f} GFLOP/s with {threads} threads, "
+        f"{speed.device}{name}: {speed.gflops:.0f} GFLOP/s with {with_threads}, "
         f"{memory_for_training(settings.caps, speed) / 1e9:.1f} GB for training, "
         f"{free_disk(settings.home) / 1e9:.0f} GB of disk",
     )

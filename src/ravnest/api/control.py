@@ -173,6 +173,10 @@ class Rejected(ToAgent, frozen=True, kw_only=True, tag="rejected"):
     """True: do not come back with this identity."""
 
 
+HAS_LEFT = "this provider has left"
+"""The reason of a final `Rejected` that is no fault: the provider's owner has asked for it."""
+
+
 FromAgent = Hello | Beat | Measured | Prepared | Reported | Ended | Refused | Leaving
 FromServer = Welcome | Probe | Assign | Begin | Steer | Settled | Incoming | SetPause | Rejected
 
