@@ -26,6 +26,7 @@ from ravnest.server.service.control import ControlChannel
 from ravnest.server.service.core import Core
 from ravnest.server.service.errands import Errands
 from ravnest.server.service.files import Files
+from ravnest.server.service.forgetting import Forgetting
 from ravnest.server.service.gate import Dashboard, Gate
 from ravnest.server.service.live import LiveRun
 from ravnest.server.service.runfiles import RunFiles
@@ -89,6 +90,7 @@ class Service:
         self.core.number_points_from(points)
         tokens = [msgspec.json.decode(body, type=TokenRecord) for body in records["token"]]
         self.access = Access(authority.fingerprint, tokens, self._credential_digest)
+        self._forgetting = Forgetting(self.access, self.core, clock)
         self.gate = Gate(self.access, names=options.names, dashboard=options.dashboard, clock=clock)
         self.metrics = Metrics(self.world)
         self.desk = Desk(self.gate, self.metrics.count_call)
@@ -140,6 +142,7 @@ class Service:
         present = [p.id for p in self.world.providers.values() if not p.removed]
         self.stream.begin(present, self.world.jobs, map(event_view, last))
         self.core.happen(Started())
+        self._forgetting.begin()
 
     def _tidy(self) -> None:
         """Files of jobs that are gone, or that never came to be."""
@@ -159,6 +162,7 @@ class Service:
 
     def begin_to_close(self) -> None:
         """Let go of everybody; requests that are being answered may end."""
+        self._forgetting.close()
         self.core.close()
         self.stream.close()
         self.connections.close_all()
