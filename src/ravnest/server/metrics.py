@@ -4,7 +4,13 @@ from collections import Counter as Tally
 from collections.abc import Callable, Iterator
 from typing import get_args
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    disable_created_metrics,
+    generate_latest,
+)
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
@@ -16,6 +22,8 @@ from ravnest.server.state.world import World
 
 class Metrics:
     def __init__(self, world: World) -> None:
+        # In the whole process: of each counter a second series, of when it was first counted.
+        disable_created_metrics()  # type: ignore[no-untyped-call]
         self.registry = CollectorRegistry()
         self._calls = Counter(
             "ravnest_requests",
