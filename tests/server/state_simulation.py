@@ -389,12 +389,13 @@ class Simulation:
         self.happen(PlanMade(job=order.job, attempt=order.attempt, plan=plan))
         return True
 
-    def fuse_one(self, fails: bool = False) -> bool:
+    def fuse_one(self, how: str = "fits") -> bool:
         if not self.fusings:
             return False
         order = self.fusings.pop(0)
-        if fails:
-            self.happen(FusingFailed(job=order.job, run=order.run, reason="disk"))
+        if how != "fits":
+            crashed = how == "crashed"
+            self.happen(FusingFailed(job=order.job, run=order.run, reason="disk", crashed=crashed))
         else:
             self.happen(Fused(job=order.job, run=order.run, bytes=10))
         return True

@@ -461,3 +461,71 @@ def test_a_plan_whose_process_always_dies_fails_the_job_until_it_is_resumed():
     sim.steer("j0", "resume")
     sim.calm_down()
     assert job.state == "done"
+
+
+def trained(sim):
+    """A job whose providers have all brought back what they trained."""
+    job = training(sim)
+    for agent in sim.agents:
+        sim.go_on(agent, "done")
+    sim.talk()
+    assert job.state == "fusing"
+    return job
+
+
+def test_fusing_whose_process_died_is_done_again_after_a_while():
+    sim = pool_of(2)
+    job = trained(sim)
+    sim.fuse_one("crashed")
+    assert (job.state, sim.fusings) == ("fusing", [])
+    sim.wait(SETTINGS.retry_s)
+    sim.fuse_one()
+    assert (job.state, job.run) == ("done", 1)
+
+
+def test_fusing_that_always_dies_fails_the_job_and_resume_fuses_what_is_there():
+    sim = pool_of(2)
+    job = trained(sim)
+    for _ in range(MOST_RETRIES):
+        sim.fuse_one("crashed")
+        sim.wait(SETTINGS.retry_s)
+    sim.fuse_one("crashed")
+    assert job.state == "failed"
+    assert "disk" in job.reason
+    sim.restart()
+    sim.steer(job.id, "resume")
+    sim.fuse_one()
+    job = sim.world.jobs[job.id]
+    assert (job.state, job.run, job.epochs_done) == ("done", 1, 2)
+
+
+def test_fusing_that_dies_even_when_resumed_gives_way_to_another_run():
+    sim = pool_of(2)
+    job = trained(sim)
+    for _ in range(MOST_RETRIES + 1):
+        sim.fuse_one("crashed")
+        sim.wait(SETTINGS.retry_s)
+    sim.steer(job.id, "resume")
+    sim.fuse_one("crashed")
+    assert (job.state, job.lost_runs) == ("planning", 1)
+    sim.calm_down()
+    assert (job.state, job.run) == ("done", 2)
+
+
+def test_a_cluster_that_cannot_be_fused_gives_way_to_another():
+    sim = pool_of(4)
+    job = trained(sim)
+    first = sim.fusings[0].cluster
+    sim.fuse_one("broken")
+    assert {order.cluster for order in sim.fusings} == {0, 1} - {first}
+    sim.fuse_one()
+    assert (job.state, job.run) == ("done", 1)
+
+
+def test_a_run_of_which_no_cluster_can_be_fused_is_lost():
+    sim = pool_of(4)
+    job = trained(sim)
+    sim.fuse_one("broken")
+    sim.fuse_one("broken")
+    assert (job.state in ("waiting", "planning"), job.lost_runs) == (True, 1)
+    assert "cannot be put together: disk" in job.cause

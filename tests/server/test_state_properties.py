@@ -33,6 +33,7 @@ CHOICES = {
     "plan crashes": 1,
     "fuse": 4,
     "fusing fails": 1,
+    "fusing crashes": 2,
     "wait": 6,
     "wait long": 1,
     "restart": 2,
@@ -86,8 +87,8 @@ def do(sim, action, number):
         sim.restart()
     elif action.startswith("plan"):
         sim.plan_one(PLANS.get(action, "fits"))
-    elif action in ("fuse", "fusing fails"):
-        sim.fuse_one(action == "fusing fails")
+    elif action.startswith("fus"):
+        sim.fuse_one({"fusing fails": "broken", "fusing crashes": "crashed"}.get(action, "fits"))
     elif action in STEERS:
         if job is not None:
             sim.steer(job, action)

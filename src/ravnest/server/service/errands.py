@@ -169,8 +169,14 @@ class Errands:
 
         async def done(outcome: PlanOutcome) -> None:
             if outcome.error:
-                reason = outcome.error
-                self._core.happen(FusingFailed(job=order.job, run=order.run, reason=reason))
+                self._core.happen(
+                    FusingFailed(
+                        job=order.job,
+                        run=order.run,
+                        reason=outcome.error,
+                        crashed=outcome.crashed,
+                    )
+                )
             else:
                 size = outcome.result_bytes
                 self._core.happen(Fused(job=order.job, run=order.run, bytes=size))

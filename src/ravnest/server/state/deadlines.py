@@ -1,6 +1,6 @@
 """What follows from time alone: providers that stay away, runs that do not end."""
 
-from ravnest.server.state import runs
+from ravnest.server.state import retrying, runs
 from ravnest.server.state.effects import Wake
 from ravnest.server.state.records import Part, Run
 from ravnest.server.state.world import World
@@ -19,6 +19,10 @@ def pass_time(world: World, now: float) -> None:
             else:
                 world.order(Wake(at=due))
     for run in list(world.runs.values()):
+        if run.state == "fusing":
+            if run.job in world.retry_at and retrying.is_due(world, run.job, now):
+                runs.order_fusing(world, run)
+            continue
         ended = _first_ends(world, run)
         for part in list(world.open_parts(run.job)):
             # Losing one may have ended the others.

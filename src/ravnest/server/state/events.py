@@ -96,6 +96,8 @@ class FusingFailed(Happening, frozen=True, kw_only=True):
     job: str
     run: int
     reason: str
+    crashed: bool = False
+    """Nothing is known about the stages: the process died."""
 
 
 class Tick(Happening, frozen=True, kw_only=True):

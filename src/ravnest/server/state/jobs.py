@@ -2,7 +2,7 @@
 
 from ravnest.api.control import Steer
 from ravnest.errors import JobError
-from ravnest.server.state import introducing, pool, retrying, runs
+from ravnest.server.state import fusing, introducing, pool, retrying, runs
 from ravnest.server.state.effects import Discard, DropPlan, MakePlan, Wake
 from ravnest.server.state.events import JobSteered, PlanFailed, PlanMade
 from ravnest.server.state.records import ENDED_JOBS, Job
@@ -209,7 +209,8 @@ def _resume(world: World, job: Job, now: float) -> None:
     job.lost_runs, job.cause, job.ended_at = 0, "", None
     job.refused, job.plan_crashes = {}, 0
     world.retry_at.pop(job.id, None)
-    runs.again(world, job, "resumed", now)
+    if not fusing.take_up(world, job):
+        runs.again(world, job, "resumed", now)
 
 
 def _delete(world: World, job: Job, now: float) -> None:

@@ -1,7 +1,7 @@
 """The entrance: an event goes in with the time, its effects come out."""
 
 from ravnest.api.control import Beat, Leaving, Measured, Prepared, Refused
-from ravnest.server.state import deadlines, jobs, parts, providers, runs
+from ravnest.server.state import deadlines, fusing, jobs, parts, providers, runs
 from ravnest.server.state.effects import Effects, Wake
 from ravnest.server.state.events import (
     Connected,
@@ -52,7 +52,7 @@ def handle(world: World, event: Event, now: float) -> Effects:
         case PlanFailed():
             jobs.not_planned(world, event, now)
         case Fused() | FusingFailed():
-            _fusing_ended(world, event, now)
+            fusing.ended(world, event, now)
         case Tick():
             deadlines.pass_time(world, now)
     # Thousands of heartbeats: they change a few fields, and mostly nothing follows.
@@ -91,15 +91,3 @@ def _started(world: World, now: float) -> None:
             runs.order_fusing(world, run)
     deadlines.pass_time(world, now)
     world.order(Wake(at=now + world.settings.return_s))
-
-
-def _fusing_ended(world: World, event: Fused | FusingFailed, now: float) -> None:
-    run = world.runs.get(event.job)
-    if run is None or run.number != event.run or run.state != "fusing":
-        return
-    if isinstance(event, Fused):
-        runs.fused(world, run, event.bytes, now)
-    else:
-        run.state, run.ended_at = "over", now
-        world.save_run(run)
-        runs.fail(world, world.jobs[event.job], f"fusing failed: {event.reason}", now)

@@ -155,6 +155,10 @@ class Run(Record, kw_only=True):
     """Why it is stopped in good order to go on without somebody."""
     fuses: int | None = None
     """The cluster whose stages are put together."""
+    unfusible: list[int] = msgspec.field(default_factory=list)
+    """Clusters whose stages were brought back and do not make a model."""
+    fusing_crashes: int = 0
+    """In a row: processes that died over the cluster that is put together."""
 
 
 class Part(Record, kw_only=True):
