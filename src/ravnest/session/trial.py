@@ -17,6 +17,7 @@ from ravnest.api.work import DataPart, RowRange
 from ravnest.data.batches import Batches, Reading
 from ravnest.data.reading import PartReader
 from ravnest.errors import InputError, JobError, RavnestError
+from ravnest.planning.figures import plain, quantity
 from ravnest.recipes.checking import arguments_of, check_recipe, model_inputs
 from ravnest.recipes.criterion import build_criterion, target_name
 from ravnest.recipes.losses import LOSSES, named_loss
@@ -76,7 +77,7 @@ def try_recipe(
             f"the loss of the first {rows} rows is {float(loss)}: are there numbers in the data "
             "that are none, or far too large ones?"
         )
-    logger.info("tried %d rows: the loss is %.4g", rows, float(loss))
+    logger.info("tried %s: the loss is %s", quantity(rows, "row"), plain(float(loss), 4))
 
 
 def _tried(what: str, function: Any, *args: Any) -> None:
@@ -97,12 +98,12 @@ def _check_rows(graph: StageGraph, data: DataSpec, training: TrainingSpec) -> No
     fixed = graph.static_batch
     if fixed is not None and training.batch_size != fixed:
         raise JobError(
-            f"this model takes batches of exactly {fixed} rows, as it was captured; "
+            f"this model takes batches of exactly {quantity(fixed, 'row')}, as it was captured; "
             f"batch_size is {training.batch_size}: use batch_size={fixed}, or capture it with "
             "another example"
         )
     if data.rows < training.batch_size and fixed is not None:
-        raise JobError(f"there are {data.rows} rows, and a batch has {fixed}")
+        raise JobError(f"there are {quantity(data.rows, 'row')} of data, and a batch has {fixed}")
     least, rest = graph.train.least_rows, data.rows % training.batch_size
     if fixed is not None and rest:
         least = fixed
