@@ -1,8 +1,10 @@
 """Who may ask what, what is refused, and that a refusal changes nothing."""
 
+import asyncio
 import hashlib
 import http.client
 import json
+import shutil
 import ssl
 
 import httpx
@@ -13,7 +15,10 @@ from servers import running_server
 
 from ravnest.api.requests import Problem
 from ravnest.api.tokens import Token
+from ravnest.server.folders import Folders
 from ravnest.server.service.app import table
+from ravnest.server.service.files import Files
+from ravnest.server.service.problems import Refusal
 
 NOTHING = hashlib.sha256(b"").hexdigest()
 
@@ -158,6 +163,75 @@ def test_files_beyond_the_quota_are_refused(server, requester):
     assert answers[-1] == 413
     assert server.ready.service.files.held_bytes <= 30_000_000
     assert server.ready.service.files.held_bytes > held
+
+
+def a_store_for(folder, **more):
+    folders = Folders(folder)
+    folders.make()
+    return Files(folders, **{"most_bytes": 10_000, "quota_bytes": 10_000} | more)
+
+
+def test_uploads_of_unknown_size_pass_the_quota_not_even_together(tmp_path):
+    async def story():
+        files = a_store_for(tmp_path)
+        half_way, go_on = asyncio.Barrier(3), asyncio.Event()
+
+        async def body(content):
+            yield content[:2000]
+            await half_way.wait()
+            await go_on.wait()
+            yield content[2000:]
+
+        contents = [bytes([number]) * 6000 for number in range(2)]
+        sending = [
+            asyncio.create_task(files.receive_blob(hashlib.sha256(c).hexdigest(), None, body(c)))
+            for c in contents
+        ]
+        await half_way.wait()
+        go_on.set()
+        ends = await asyncio.gather(*sending, return_exceptions=True)
+        assert sorted(str(end)[:24] for end in ends) == ["None", "the server keeps at most"]
+        assert files.held_bytes == 6000
+        files.close()
+
+    asyncio.run(story())
+
+
+def test_the_same_file_sent_several_times_at_once_is_counted_once(tmp_path):
+    async def story():
+        files = a_store_for(tmp_path)
+        content = b"same" * 500
+        all_here = asyncio.Barrier(3)
+
+        async def body():
+            yield content
+            await all_here.wait()
+
+        sha256 = hashlib.sha256(content).hexdigest()
+        await asyncio.gather(*(files.receive_blob(sha256, 2000, body()) for _ in range(3)))
+        assert files.held_bytes == 2000
+        files.close()
+
+    asyncio.run(story())
+
+
+def test_a_disk_that_fills_while_a_file_comes_is_noticed(tmp_path, monkeypatch):
+    async def story():
+        files = a_store_for(tmp_path, most_bytes=1 << 30, quota_bytes=1 << 30)
+
+        async def body():
+            yield bytes(1 << 20)
+            usage = shutil.disk_usage(tmp_path)._replace(free=0)
+            monkeypatch.setattr(shutil, "disk_usage", lambda path: usage)
+            for _ in range(20):
+                yield bytes(1 << 20)
+
+        with pytest.raises(Refusal, match="disk of the server is full"):
+            await files.receive_blob(NOTHING, None, body())
+        assert not list((tmp_path / "incoming").iterdir())
+        files.close()
+
+    asyncio.run(story())
 
 
 def test_a_sender_that_goes_away_in_the_middle_leaves_nothing(server, requester):

@@ -13,6 +13,7 @@ jobs/<id>/result/                  the fused weights
 import contextlib
 import os
 import secrets
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -36,6 +37,11 @@ class Folders:
         for folder in (self.root, self.authority, self.blobs, self.jobs, self.incoming):
             folder.mkdir(parents=True, exist_ok=True)
         self.root.chmod(0o700)
+
+    def empty_incoming(self) -> None:
+        """Throw away what was not complete when the server ended."""
+        shutil.rmtree(self.incoming, ignore_errors=True)
+        self.incoming.mkdir(parents=True, exist_ok=True)
 
     def blob(self, sha256: str) -> Path:
         return self.blobs / sha256[:2] / sha256

@@ -66,11 +66,16 @@ async def serve(
 ) -> None:
     """Until a signal comes, `Ready.stop` is called, or the store fails (a `ServerError`)."""
     folders = Folders(options.folder)
-    folders.make()
-    now = datetime.datetime.now(datetime.UTC)
-    authority = open_authority(folders.authority, now)
-    certificate, key = server_certificate(authority, folders.authority, options.names, now)
-    with _listen(listening) as listener, _opened(store or str(folders.database)) as opened:
+    with contextlib.ExitStack() as stack:
+        # Of two servers with the same folder and port the second ends here.
+        listener = stack.enter_context(_listen(listening))
+        folders.make()
+        # Before anything is written: these files may be why the disk is full.
+        folders.empty_incoming()
+        now = datetime.datetime.now(datetime.UTC)
+        authority = open_authority(folders.authority, now)
+        certificate, key = server_certificate(authority, folders.authority, options.names, now)
+        opened = stack.enter_context(_opened(store or str(folders.database)))
         service = Service(options, opened, authority)
         join_token = await _first_tokens(service, token_hours)
         port = listener.getsockname()[1]

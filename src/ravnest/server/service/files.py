@@ -9,6 +9,7 @@ import contextlib
 import hashlib
 import os
 import shutil
+import threading
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -23,7 +24,10 @@ from ravnest.server.service.problems import Refusal
 _PIECE = 1 << 20
 _SPARE_BYTES = 256 << 20
 """Of the disk, for the records and the system."""
+_LOOK_EVERY = 8 << 20
+"""Bytes of a file between two looks at how full the disk is."""
 _Answer = TypeVar("_Answer")
+_placing = threading.Lock()
 
 
 class Download(FileResponse):
@@ -39,13 +43,12 @@ class Files:
         self._quota_bytes = quota_bytes
         self._threads = ThreadPoolExecutor(4, "files")
         self._receiving: dict[str, int] = {}
-        """Files on their way, and how large they may still become."""
+        """Files on their way, and how many bytes of the quota each has: those that were announced,
+        or those that have come."""
         self.held_bytes = 0
 
     def begin(self) -> None:
-        """Throw away what was not complete when the server ended, and count what is there."""
-        shutil.rmtree(self._folders.incoming, ignore_errors=True)
-        self._folders.incoming.mkdir(parents=True)
+        """Count what is there."""
         self.held_bytes = sum(path.stat().st_size for path in self._folders.blobs.glob("*/*"))
 
     def close(self) -> None:
@@ -71,16 +74,7 @@ class Files:
             async for _ in body:  # the sender may not expect an answer before it has said all
                 pass
             return
-        room = self._quota_bytes - self.held_bytes - sum(self._receiving.values())
-        if size is not None and size > room:
-            raise Refusal(
-                "too_large",
-                f"the server keeps at most {self._quota_bytes} bytes of files (--quota), and "
-                f"{self.held_bytes} are taken; delete jobs that are not needed any more",
-            )
-        most = min(self._most_bytes, max(0, room))
-        received = await self.receive(target, sha256, size, most, body)
-        self.held_bytes += received
+        await self.receive(target, sha256, size, self._most_bytes, body, counted=True)
 
     async def receive(
         self,
@@ -89,40 +83,84 @@ class Files:
         size: int | None,
         most: int,
         body: AsyncIterator[bytes],
+        *,
+        counted: bool = False,
     ) -> int:
-        """Its size, once the whole file is in its place."""
+        """Its size, once the whole file is in its place. Counted: its bytes are of the quota."""
         if size is not None and size > most:
             raise Refusal("too_large", f"{size} bytes are more than the {most} allowed here")
         fresh = self._folders.fresh()
-        free = (await self.off_loop(shutil.disk_usage, self._folders.root)).free
-        if (size or 0) + _SPARE_BYTES > free:
-            raise Refusal("too_large", "the disk of the server is full")
-        self._receiving[fresh.name] = size or 0
+        if counted:
+            self._reserve(fresh.name, size or 0)
         try:
-            writer = _Writer(fresh)
-            try:
-                await self._take(writer, most, body)
-            finally:
-                await self.off_loop(writer.close)
-            if size is not None and writer.size != size:
-                raise Refusal("invalid", f"{writer.size} bytes came, {size} were announced")
-            if writer.digest != sha256:
-                raise Refusal("invalid", "what came does not have the hash that was announced")
-            await self.off_loop(_put_in_place, fresh, target)
-            return writer.size
+            await self._leave_room(size or 0)
+            return await self._receive(fresh, target, sha256, size, most, body, counted)
         except ClientDisconnect:
             raise Refusal("invalid", "the sender went away in the middle") from None
         finally:
-            del self._receiving[fresh.name]
+            self._receiving.pop(fresh.name, None)
             fresh.unlink(missing_ok=True)
 
-    async def _take(self, writer: "_Writer", most: int, body: AsyncIterator[bytes]) -> None:
+    async def _receive(
+        self,
+        fresh: Path,
+        target: Path,
+        sha256: str,
+        size: int | None,
+        most: int,
+        body: AsyncIterator[bytes],
+        counted: bool,
+    ) -> int:
+        writer = _Writer(fresh)
+        try:
+            await self._take(writer, fresh.name if counted else None, most, body)
+        finally:
+            await self.off_loop(writer.close)
+        if size is not None and writer.size != size:
+            raise Refusal("invalid", f"{writer.size} bytes came, {size} were announced")
+        if writer.digest != sha256:
+            raise Refusal("invalid", "what came does not have the hash that was announced")
+        is_new = await self.off_loop(_put_in_place, fresh, target)
+        if counted:
+            # What was reserved is held from now on, unless another sender was faster.
+            del self._receiving[fresh.name]
+            self.held_bytes += writer.size if is_new else 0
+        return writer.size
+
+    def _reserve(self, name: str, size: int) -> None:
+        """So many bytes of the quota for this file; a `Refusal` if there are not so many."""
+        others = sum(taken for other, taken in self._receiving.items() if other != name)
+        if self.held_bytes + others + size > self._quota_bytes:
+            raise Refusal(
+                "too_large",
+                f"the server keeps at most {self._quota_bytes} bytes of files (--quota), and "
+                f"{self.held_bytes + others} are taken; delete jobs that are not needed any more",
+            )
+        self._receiving[name] = size
+
+    async def _leave_room(self, size: int) -> None:
+        free = (await self.off_loop(shutil.disk_usage, self._folders.root)).free
+        if size + _SPARE_BYTES > free:
+            raise Refusal("too_large", "the disk of the server is full")
+
+    async def _take(
+        self, writer: "_Writer", reserved: str | None, most: int, body: AsyncIterator[bytes]
+    ) -> None:
         waiting = bytearray()
+        unlooked = 0
         async for piece in body:
             waiting += piece
-            if writer.size + len(waiting) > most:
+            come = writer.size + len(waiting)
+            if come > most:
                 raise Refusal("too_large", f"more than the {most} bytes allowed here")
+            if reserved is not None and come > self._receiving[reserved]:
+                self._reserve(reserved, come)
             if len(waiting) >= _PIECE:
+                unlooked += len(waiting)
+                if unlooked >= _LOOK_EVERY:
+                    # Others write to this disk as well, and some do not say how much will come.
+                    await self._leave_room(unlooked)
+                    unlooked = 0
                 await self.off_loop(writer.write, bytes(waiting))
                 waiting.clear()
         await self.off_loop(writer.write, bytes(waiting))
@@ -165,10 +203,14 @@ class _Writer:
         return self._hash.hexdigest()
 
 
-def _put_in_place(fresh: Path, target: Path) -> None:
+def _put_in_place(fresh: Path, target: Path) -> bool:
+    """Whether there was none before; of several at once exactly one is told so."""
     target.parent.mkdir(parents=True, exist_ok=True)
-    fresh.replace(target)
+    with _placing:
+        is_new = not target.is_file()
+        fresh.replace(target)
     sync_folder(target.parent)
+    return is_new
 
 
 def hash_of(path: Path) -> str:
