@@ -529,3 +529,79 @@ def test_a_run_of_which_no_cluster_can_be_fused_is_lost():
     sim.fuse_one("broken")
     assert (job.state in ("waiting", "planning"), job.lost_runs) == (True, 1)
     assert "cannot be put together: disk" in job.cause
+
+
+def fail_at_work(sim, id):
+    """The next plan is carried out, and one of its providers fails by itself."""
+    sim.wait(15)
+    sim.plan_one("fits")
+    sim.talk()
+    for agent in sim.agents:
+        sim.go_on(agent, "done")
+    sim.talk()
+    sim.go_on(id, "failed")
+    sim.talk()
+    sim.fuse_one()
+    sim.wait(15)
+
+
+def test_a_provider_that_fails_by_itself_is_done_without():
+    sim = pool_of(3)
+    sim.submit(True, None)
+    fail_at_work(sim, 1)
+    job = sim.world.jobs["j0"]
+    assert [spec.id for spec in sim.plans[0].pool] == [2, 3]
+    assert (job.lost_runs, list(job.left_out)) == (0, [1])
+    sim.submit(True, None)
+    sim.calm_down()
+    assert {job.state for job in sim.world.jobs.values()} == {"done"}
+
+
+def test_a_job_that_fails_everywhere_ends_with_the_first_cause():
+    sim = pool_of(3)
+    sim.submit(True, 1)
+    job = sim.world.jobs["j0"]
+    runs = 0
+    while job.state != "failed":
+        fail_at_work(sim, sim.plans[0].pool[0].id if sim.plans else 1)
+        runs += 1
+        assert runs < 20
+    assert runs == job.max_runs + 2
+    assert job.reason == (
+        f"{job.max_runs} runs were lost and 2 providers left out; "
+        "the first because the worker of p1 failed: boom"
+    )
+    sim.steer("j0", "resume")
+    assert job.left_out == {}
+    sim.calm_down()
+    assert job.state == "done"
+
+
+def test_who_failed_is_asked_again_if_the_others_are_too_few():
+    sim = pool_of(2)
+    sim.submit(True, None)
+    fail_at_work(sim, 1)
+    assert [spec.id for spec in sim.plans[0].pool] == [2]
+    sim.plan_one("unfit")
+    sim.wait(15)
+    assert [spec.id for spec in sim.plans[0].pool] == [1, 2]
+    fail_at_work(sim, 1)
+    assert sim.world.jobs["j0"].lost_runs == 1
+
+
+def test_who_failed_is_asked_again_when_all_others_have_gone():
+    sim = pool_of(2)
+    sim.submit(True, None)
+    fail_at_work(sim, 1)
+    sim.plan_one("fits")
+    sim.die(2)
+    sim.wait(SETTINGS.away_s + 15)
+    assert [spec.id for spec in sim.plans[0].pool] == [1]
+
+
+def test_a_provider_that_another_blames_is_kept():
+    sim = pool_of(2)
+    job = training(sim)
+    sim.go_on(2, "blames")
+    sim.talk()
+    assert (job.left_out, job.lost_runs) == ({}, 1)

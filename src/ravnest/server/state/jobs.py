@@ -2,7 +2,7 @@
 
 from ravnest.api.control import Steer
 from ravnest.errors import JobError
-from ravnest.server.state import fusing, introducing, pool, retrying, runs
+from ravnest.server.state import fusing, introducing, leaving_out, pool, retrying, runs
 from ravnest.server.state.effects import Discard, DropPlan, MakePlan, Wake
 from ravnest.server.state.events import JobSteered, PlanFailed, PlanMade
 from ravnest.server.state.records import ENDED_JOBS, Job
@@ -48,6 +48,8 @@ def consider(world: World, now: float) -> None:
 
 def _plan(world: World, job: Job) -> bool:
     found = pool.willing(world, job)
+    if not found and leaving_out.nobody_else(world, job) and leaving_out.ask_again(world, job):
+        found = pool.willing(world, job)
     job.plan = None
     if not found:
         world.move(job, "waiting", pool.why_nobody(world, job))
@@ -123,6 +125,8 @@ def not_planned(world: World, event: PlanFailed, now: float) -> None:
         retrying.later(world, job.id, now)
     elif event.hopeless or event.crashed:
         runs.fail(world, job, event.reason, now)
+    elif leaving_out.ask_again(world, job):
+        world.move(job, "waiting", f"those who failed are asked again: {event.reason}")
     else:
         world.move(job, "waiting", event.reason)
         world.note(now, "info", f"cannot be planned yet: {event.reason}", job.id)
@@ -207,7 +211,7 @@ def _resume(world: World, job: Job, now: float) -> None:
     if job.state not in ("stopped", "failed"):
         raise _refuse(job, "resume", "was stopped or has failed")
     job.lost_runs, job.cause, job.ended_at = 0, "", None
-    job.refused, job.plan_crashes = {}, 0
+    job.refused, job.left_out, job.excused, job.plan_crashes = {}, {}, [], 0
     world.retry_at.pop(job.id, None)
     if not fusing.take_up(world, job):
         runs.again(world, job, "resumed", now)

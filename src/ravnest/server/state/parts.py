@@ -1,7 +1,7 @@
 """What agents say about their part of a run."""
 
 from ravnest.api.control import AgentState, Begin, Prepared, Refused, Settled, Steer
-from ravnest.server.state import pool, runs
+from ravnest.server.state import leaving_out, pool, runs
 from ravnest.server.state.effects import Hand, Wake
 from ravnest.server.state.events import PartEnded
 from ravnest.server.state.records import Part
@@ -67,11 +67,15 @@ def ended(world: World, event: PartEnded, now: float) -> None:
         presence.state, presence.assignment = "idle", None
     run = world.runs[part.job]
     if run.state == "preparing":  # a worker that nobody has started
-        runs.lose(world, part, f"{name} ended before training began: {end.reason}", now)
+        cause = f"{name} ended before training began: {end.reason}"
+        leaving_out.consider(world, part, cause)
+        runs.lose(world, part, cause, now)
         return
     if end.outcome == "failed":
         blamed = f" because of {end.culprit}" if end.culprit else ""
         cause = f"the worker of {name} failed{blamed}: {end.reason or 'no reason given'}"
+        if end.culprit is None:
+            leaving_out.consider(world, part, cause)
         runs.lose(world, part, cause, now, secondhand=end.culprit is not None)
         return
     part.state = "ended"

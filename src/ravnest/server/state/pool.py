@@ -36,6 +36,8 @@ def why_not_for(job: Job, provider: Provider) -> str | None:
     """Why a provider that is free does not work on this job."""
     if provider.id in job.refused:
         return "not willing"
+    if provider.id in job.left_out:
+        return "left out after failing at it"
     if job.has_script and provider.caps.scripts == "never":
         return "not running scripts of others"
     return None

@@ -103,6 +103,10 @@ class Job(Record, kw_only=True):
     """In a row: processes that died over its plan."""
     refused: dict[int, str] = msgspec.field(default_factory=dict)
     """Providers that do not take this job, and what they said."""
+    left_out: dict[int, str] = msgspec.field(default_factory=dict)
+    """Providers that failed at this job while others were there to do it, and how."""
+    excused: list[int] = msgspec.field(default_factory=list)
+    """Those whose failure was not counted as a lost run; it is not a second time."""
     epochs_done: int = 0
     fused_run: int = 0
     """Whose weights are in the result; 0 is none yet."""
@@ -151,6 +155,8 @@ class Run(Record, kw_only=True):
     cause: str = ""
     secondhand: bool = False
     """The cause is what another provider says of it."""
+    excused: bool = False
+    """It was lost by a provider that the next one does without."""
     departing: str = ""
     """Why it is stopped in good order to go on without somebody."""
     fuses: int | None = None

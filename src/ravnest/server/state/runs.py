@@ -162,6 +162,9 @@ def conclude(world: World, run: Run, now: float) -> None:
     _end_run(world, run, now)
     if job.stop_wanted:
         stopped(world, job, now)
+    elif run.lost and run.excused:
+        job.cause = job.cause or run.cause
+        again(world, job, f"goes on without who failed: {run.cause}", now)
     elif run.lost:
         _lost(world, job, run.cause, now)
     elif run.departing:
@@ -183,7 +186,9 @@ def _lost(world: World, job: Job, cause: str, now: float) -> None:
     job.lost_runs += 1
     job.cause = job.cause or cause
     if gives_up(job):
-        fail(world, job, f"{job.lost_runs} runs were lost; the first because {job.cause}", now)
+        also = f" and {len(job.excused)} providers left out" if job.excused else ""
+        reason = f"{job.lost_runs} runs were lost{also}; the first because {job.cause}"
+        fail(world, job, reason, now)
     else:
         again(world, job, f"run {job.run} was lost: {cause}", now)
 

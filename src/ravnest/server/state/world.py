@@ -148,6 +148,7 @@ class World:
             self.at_work[part.provider] = part
         elif self.at_work.get(part.provider) is part:
             del self.at_work[part.provider]
+            self.pool_version += 1  # some wait for it, and it may not come back
 
     def move(self, job: Job, state: JobState, reason: str = "") -> None:
         """A job is in another state, or in the same for another reason."""

@@ -1,0 +1,44 @@
+"""A provider that fails by itself is done without, as long as the job can be done without it.
+
+One bad machine must not use up the runs that a job may lose. A job that fails everywhere must still
+end: each provider is excused once, and whoever is asked again fails at the job's expense.
+"""
+
+from ravnest.server.state import pool
+from ravnest.server.state.records import Job, Part
+from ravnest.server.state.world import World
+
+
+def consider(world: World, part: Part, cause: str) -> None:
+    """Its own worker has failed, and nobody else is to blame."""
+    job, run = world.jobs[part.job], world.runs[part.job]
+    if part.provider in job.excused or not _others(world, job, part.provider):
+        return
+    job.left_out[part.provider] = cause
+    job.excused.append(part.provider)
+    run.excused = True
+    world.save_job(job)
+    world.save_run(run)
+
+
+def _others(world: World, job: Job, failed: int) -> bool:
+    """Whether somebody else is there for this job, free or at work."""
+    return any(
+        pool.why_not_for(job, world.providers[id]) is None
+        for id in (*world.free, *world.at_work)
+        if id != failed
+    )
+
+
+def ask_again(world: World, job: Job) -> bool:
+    """It cannot be done without them; whether there was anybody to ask."""
+    if not job.left_out:
+        return False
+    job.left_out = {}
+    world.judged.pop(job.id, None)
+    world.save_job(job)
+    return True
+
+
+def nobody_else(world: World, job: Job) -> bool:
+    return not _others(world, job, 0)
