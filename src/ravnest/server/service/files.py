@@ -85,8 +85,12 @@ class Files:
         body: AsyncIterator[bytes],
         *,
         counted: bool = False,
+        before_it_is_kept: Callable[[], None] = lambda: None,
     ) -> int:
-        """Its size, once the whole file is in its place. Counted: its bytes are of the quota."""
+        """Its size, once the whole file is in its place. Counted: its bytes are of the quota.
+
+        `before_it_is_kept` may still refuse it when all of it is there.
+        """
         if size is not None and size > most:
             raise Refusal("too_large", f"{size} bytes are more than the {most} allowed here")
         fresh = self._folders.fresh()
@@ -94,7 +98,13 @@ class Files:
             self._reserve(fresh.name, size or 0)
         try:
             await self._leave_room(size or 0)
-            return await self._receive(fresh, target, sha256, size, most, body, counted)
+            await self._receive(fresh, sha256, size, most, body, counted)
+            before_it_is_kept()
+            received = fresh.stat().st_size
+            is_new = await self.off_loop(_put_in_place, fresh, target)
+            if counted and is_new:  # and no other sender was faster
+                self.held_bytes += received
+            return received
         except ClientDisconnect:
             raise Refusal("invalid", "the sender went away in the middle") from None
         finally:
@@ -104,13 +114,12 @@ class Files:
     async def _receive(
         self,
         fresh: Path,
-        target: Path,
         sha256: str,
         size: int | None,
         most: int,
         body: AsyncIterator[bytes],
         counted: bool,
-    ) -> int:
+    ) -> None:
         writer = _Writer(fresh)
         try:
             await self._take(writer, fresh.name if counted else None, most, body)
@@ -120,12 +129,6 @@ class Files:
             raise Refusal("invalid", f"{writer.size} bytes came, {size} were announced")
         if writer.digest != sha256:
             raise Refusal("invalid", "what came does not have the hash that was announced")
-        is_new = await self.off_loop(_put_in_place, fresh, target)
-        if counted:
-            # What was reserved is held from now on, unless another sender was faster.
-            del self._receiving[fresh.name]
-            self.held_bytes += writer.size if is_new else 0
-        return writer.size
 
     def _reserve(self, name: str, size: int) -> None:
         """So many bytes of the quota for this file; a `Refusal` if there are not so many."""

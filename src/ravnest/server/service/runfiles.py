@@ -1,7 +1,9 @@
 """The files of runs: what planning has made for each provider, and what providers bring back."""
 
+import contextlib
 import re
 from collections import OrderedDict
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import msgspec
@@ -19,6 +21,7 @@ from ravnest.server.state.world import World
 _RESULT = re.compile(r"trained\.json|trained-[0-9a-f]{16}\.safetensors")
 _KNOWN = 512
 _WRITTEN = 64
+_MOST_RESULTS = 16
 _LEAST_RESULT_BYTES = 16 << 20
 
 
@@ -31,6 +34,8 @@ class RunFiles:
         self._outcomes: OrderedDict[tuple[str, int], PlanOutcome] = OrderedDict()
         self._written: OrderedDict[str, tuple[dict[int, tuple[str, ...]], str]] = OrderedDict()
         """Assignments as they were told last, and the addresses that are in them."""
+        self._coming: dict[str, list[int]] = {}
+        """Sizes of results that are on their way, by assignment."""
         self._brought: dict[tuple[str, str], tuple[str, int]] = {}
         """Assignment and name of a result → hash and size, as they were checked on arrival."""
 
@@ -115,21 +120,51 @@ class RunFiles:
 
     # ---- what a provider brings back
 
-    async def result_target(self, part: Part, name: str) -> tuple[Path, int]:
-        """Where a result goes, and how large it may be."""
+    async def receive(
+        self, part: Part, name: str, sha256: str, size: int | None, body: AsyncIterator[bytes]
+    ) -> None:
+        """A result; all those of an assignment together have a bound."""
         if _RESULT.fullmatch(name) is None:
             raise Refusal("invalid", f"{name[:80]!r} is not the name of a result")
-        assignment = (await self._files.off_loop(self.assignment, part)).assignment
-        package = sum(f.size for f in assignment.files if f.path.startswith("package/"))
-        most = 2 * max(package, 8 * part.parameters) + _LEAST_RESULT_BYTES
-        return self._folders.results(part.job, part.run, part.provider) / name, most
+        most = await self._files.off_loop(self._most_of, part)
+        folder = self._folders.results(part.job, part.run, part.provider)
+        # Not on a thread: from here until it is counted among those that come nothing may happen.
+        here = _sizes(folder)
+        here.pop(name, None)
+        coming = self._coming.get(part.id, [])
+        room = most - sum(here.values()) - sum(coming)
+        if len(here) + len(coming) >= _MOST_RESULTS or room <= 0:
+            raise Refusal("too_large", "more results than an assignment has")
+        self._coming[part.id] = coming
+        coming.append(room if size is None else size)
 
-    def has_come(self, part: Part, name: str, sha256: str, size: int) -> None:
-        self._brought[part.id, name] = (sha256, size)
+        def still_wanted() -> None:
+            if not part.is_open:
+                raise Refusal("conflict", "this assignment is over; nothing is expected of it")
+
+        try:
+            received = await self._files.receive(
+                folder / name, sha256, size, room, body, before_it_is_kept=still_wanted
+            )
+        finally:
+            coming.remove(room if size is None else size)
+            if not coming:
+                self._coming.pop(part.id, None)
+        self._brought[part.id, name] = (sha256, received)
+
+    def _most_of(self, part: Part) -> int:
+        assignment = self.assignment(part).assignment
+        package = sum(f.size for f in assignment.files if f.path.startswith("package/"))
+        return 2 * max(package, 8 * part.parameters) + _LEAST_RESULT_BYTES
 
     async def whole(self, part: Part, results: tuple[FileRef, ...]) -> tuple[FileRef, ...]:
-        """Those of the files that are here and are what the provider says."""
-        return tuple([file for file in results if await self._is_whole(part, file)])
+        """Those of the files that are here and are what the provider says. Others are removed, if
+        it is now that the assignment ends."""
+        found = tuple([file for file in results if await self._is_whole(part, file)])
+        if part.is_open:
+            folder = self._folders.results(part.job, part.run, part.provider)
+            await self._files.off_loop(_keep_only, folder, {file.path for file in found})
+        return found
 
     async def _is_whole(self, part: Part, file: FileRef) -> bool:
         if _RESULT.fullmatch(file.path) is None:
@@ -147,3 +182,14 @@ class RunFiles:
     def settled(self, part: Part) -> None:
         for key in [key for key in self._brought if key[0] == part.id]:
             del self._brought[key]
+
+
+def _sizes(folder: Path) -> dict[str, int]:
+    with contextlib.suppress(FileNotFoundError):
+        return {path.name: path.stat().st_size for path in folder.iterdir()}
+    return {}
+
+
+def _keep_only(folder: Path, names: set[str]) -> None:
+    for name in _sizes(folder).keys() - names:
+        (folder / name).unlink(missing_ok=True)

@@ -94,11 +94,8 @@ class _Providers:
         sha256 = call.request.headers.get("x-sha256", "")
         if len(sha256) != 64:
             raise Refusal("invalid", "the header X-Sha256 must hold the hash of the file")
-        target, most = await service.run_files.result_target(part, name)
         size = content_length(call.request)
-        body = call.request.stream()
-        received = await service.files.receive(target, sha256, size, most, body)
-        service.run_files.has_come(part, name, sha256, received)
+        await service.run_files.receive(part, name, sha256, size, call.request.stream())
 
     async def down(self, call: Call) -> Response:
         size = int(call.number("bytes", 1 << 20, 0, PROBE_BYTES))

@@ -1,0 +1,94 @@
+"""What a provider brings back: as much as its work can have made, and nothing more is kept."""
+
+import asyncio
+import hashlib
+from types import SimpleNamespace
+
+import pytest
+
+from ravnest.api.limits import FileRef
+from ravnest.server.folders import Folders
+from ravnest.server.service.files import Files
+from ravnest.server.service.problems import Refusal
+from ravnest.server.service.runfiles import RunFiles
+
+CONTENT = b"w" * 600
+SHA256 = hashlib.sha256(CONTENT).hexdigest()
+
+
+@pytest.fixture
+def run_files(tmp_path, monkeypatch):
+    folders = Folders(tmp_path)
+    folders.make()
+    files = Files(folders, most_bytes=1 << 30, quota_bytes=1 << 30)
+    monkeypatch.setattr(RunFiles, "_most_of", lambda self, part: 1500)
+    yield RunFiles(folders, files, None)
+    files.close()
+
+
+@pytest.fixture
+def part():
+    return SimpleNamespace(id="job-1-1", job="job", run=1, provider=1, is_open=True)
+
+
+def name(number):
+    return f"trained-{number:016x}.safetensors"
+
+
+async def body():
+    yield CONTENT
+
+
+async def bring(run_files, part, name, size=600, content=body):
+    await run_files.receive(part, name, SHA256, size, content())
+
+
+def here(tmp_path):
+    return sorted(path.name for path in (tmp_path / "jobs").rglob("trained*"))
+
+
+def test_results_of_an_assignment_have_a_bound_together(run_files, part, tmp_path):
+    async def story():
+        await bring(run_files, part, name(1))
+        await bring(run_files, part, name(2))
+        await bring(run_files, part, name(2))  # again: it takes the place of the first
+        for size in (600, None):
+            with pytest.raises(Refusal):
+                await bring(run_files, part, name(3), size)
+
+    asyncio.run(story())
+    assert here(tmp_path) == [name(1), name(2)]
+
+
+def test_results_that_come_at_once_are_counted_before_they_are_there(run_files, part, tmp_path):
+    async def story():
+        ends = await asyncio.gather(
+            *(bring(run_files, part, name(number)) for number in range(5)), return_exceptions=True
+        )
+        assert sum(end is None for end in ends) == 2
+
+    asyncio.run(story())
+    assert len(here(tmp_path)) == 2
+
+
+def test_what_is_not_listed_at_the_end_is_removed(run_files, part, tmp_path):
+    async def story():
+        await bring(run_files, part, name(1))
+        await bring(run_files, part, name(2))
+        listed = (FileRef(path=name(1), sha256=SHA256, size=len(CONTENT)),)
+        assert await run_files.whole(part, listed) == listed
+        part.is_open = False
+        await run_files.whole(part, ())  # said again when it is over: what is kept stays
+
+    asyncio.run(story())
+    assert here(tmp_path) == [name(1)]
+
+
+def test_a_result_that_arrives_after_the_end_changes_nothing(run_files, part, tmp_path):
+    async def late():
+        yield CONTENT
+        part.is_open = False
+
+    with pytest.raises(Refusal, match="over"):
+        asyncio.run(bring(run_files, part, name(1), content=late))
+    assert here(tmp_path) == []
