@@ -25,6 +25,7 @@ from ravnest.server.service.app import make_app
 from ravnest.server.service.control import MESSAGE_BYTES
 from ravnest.server.service.service import Options, Service
 from ravnest.server.store import Store, open_store
+from ravnest.server.strangers import Watched, allow_many_files, short_handshakes
 
 logger = logging.getLogger("ravnest.server")
 
@@ -65,6 +66,7 @@ async def serve(
     token_hours: float = 24.0,
 ) -> None:
     """Until a signal comes, `Ready.stop` is called, or the store fails (a `ServerError`)."""
+    allow_many_files()
     folders = Folders(options.folder)
     with contextlib.ExitStack() as stack:
         # Of two servers with the same folder and port the second ends here.
@@ -83,7 +85,7 @@ async def serve(
         write_whole(folders.root / "address", f"{scheme}://127.0.0.1:{port}\n".encode())
         config = uvicorn.Config(
             make_app(service),
-            http="httptools",
+            http=Watched,
             ws="websockets-sansio",
             ws_max_size=MESSAGE_BYTES,
             ws_per_message_deflate=False,
@@ -127,7 +129,8 @@ class _Server(uvicorn.Server):
         self.should_exit = True
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        await super().startup(sockets)
+        with short_handshakes():
+            await super().startup(sockets)
         self._watch = asyncio.create_task(self._end_with_the_store())
         self._ready(self)
 

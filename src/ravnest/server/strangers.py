@@ -1,0 +1,105 @@
+"""Connections that say nothing: closed soon, and few from one address.
+
+Before its first request nobody knows who a connection belongs to, and each holds a file descriptor
+of the server. This knows sockets and time, not what is asked.
+"""
+
+import asyncio
+import contextlib
+import functools
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any, ClassVar
+
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+SILENCE_S = 15.0
+"""From a connection, or the first byte of a request, to the end of the request's headers."""
+MOST_SILENT = 1000
+"""Connections of one address that have not asked for anything yet."""
+
+
+class Watched(HttpToolsProtocol):
+    """HTTP as it is, for those who say in time what they want."""
+
+    silent: ClassVar[Counter[str]] = Counter()
+
+    def __init__(self, *arguments: Any, **named: Any) -> None:
+        super().__init__(*arguments, **named)
+        self._patience: asyncio.TimerHandle | None = None
+        self._silent_from: str | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._silent_from = self.client[0] if self.client else ""
+        self.silent[self._silent_from] += 1
+        if self.silent[self._silent_from] > MOST_SILENT:
+            transport.abort()
+        else:
+            self._wait()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._heard()
+        super().connection_lost(exc)
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        if self._patience is None:
+            self._wait()
+
+    def on_headers_complete(self) -> None:
+        self._heard()
+        super().on_headers_complete()
+
+    def _wait(self) -> None:
+        self._patience = self.loop.call_later(SILENCE_S, self._lose_patience)
+
+    def _heard(self) -> None:
+        if self._patience is not None:
+            self._patience.cancel()
+            self._patience = None
+        if self._silent_from is not None:
+            self.silent[self._silent_from] -= 1
+            if self.silent[self._silent_from] <= 0:
+                del self.silent[self._silent_from]
+            self._silent_from = None
+
+    def _lose_patience(self) -> None:
+        cycle: Any = self.cycle  # None before the first request
+        if cycle is not None and not cycle.response_complete:
+            self._wait()  # a request is being answered, and half of the next has come already
+        else:
+            self.transport.abort()
+
+
+@contextlib.contextmanager
+def short_handshakes() -> Iterator[None]:
+    """Servers that are made in this block close connections that do not finish TLS in time."""
+    loop: Any = asyncio.get_running_loop()
+    make = loop.create_server
+
+    @functools.wraps(make)
+    async def create_server(*arguments: Any, **named: Any) -> asyncio.Server:
+        if named.get("ssl") is not None:
+            named.setdefault("ssl_handshake_timeout", SILENCE_S)
+        server: asyncio.Server = await make(*arguments, **named)
+        return server
+
+    loop.create_server = create_server
+    try:
+        yield
+    finally:
+        del loop.create_server
+
+
+def allow_many_files() -> None:
+    """As many descriptors as the system lets this process have."""
+    if sys.platform == "win32":
+        return
+    import resource
+
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    # Some systems refuse what they call the limit; then it stays as it was.
+    with contextlib.suppress(OSError, ValueError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
