@@ -245,3 +245,18 @@ def test_buckets_of_many_callers_stay_few():
     for number in range(1000):
         buckets.take("a", str(number), 0.0)
     assert len(buckets._buckets) == 100
+
+
+def test_whoever_may_not_look_any_more_is_told_nothing_more():
+    async def story():
+        house = House()
+        allowed = [True]
+        looking = house.stream.look(lambda: allowed[0])
+        await anext(looking)
+        house.change(random.Random(1))
+        allowed[0] = False
+        with pytest.raises(StopAsyncIteration):
+            await anext(looking)
+        assert house.stream.looking == 0
+
+    asyncio.run(story())

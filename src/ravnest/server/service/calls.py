@@ -33,6 +33,15 @@ class Call:
     caller: Caller
     gate: Gate
 
+    def is_still_allowed(self, right: Right) -> bool:
+        """Whether this caller would be let in again: tokens end, and are revoked."""
+        try:
+            who = self.gate.caller(self.request.headers, address_of(self.request))
+            self.gate.allow(who, right)
+        except Refusal:
+            return False
+        return True
+
     def path(self, name: str) -> str:
         return str(self.request.path_params[name])
 

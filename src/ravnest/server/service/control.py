@@ -57,6 +57,8 @@ class ControlChannel:
         await socket.accept()
         try:
             hello = await self._first_word(socket)
+            # It may have been removed while it was silent.
+            self._desk.gate.caller(socket.headers, address_of(socket))
         except (Refusal, TimeoutError) as error:
             reason = str(error) or f"nothing was said for {FIRST_WORD_S:.0f} seconds"
             self._desk.refuse(socket, "/agent", Refusal("invalid", reason))

@@ -175,8 +175,8 @@ class Stream:
             points={job: tuple(points) for job, points in self._points.items()},
         )
 
-    async def look(self) -> AsyncIterator[bytes]:
-        """Server-sent events: everything, and then what changes."""
+    async def look(self, may_still: Callable[[], bool] = lambda: True) -> AsyncIterator[bytes]:
+        """Server-sent events: everything, and then what changes, as long as they may look."""
         queue: asyncio.Queue[bytes | None] = asyncio.Queue()
         # The others are told first, so that everybody has the same before the next change.
         self._tell()
@@ -190,7 +190,7 @@ class Stream:
                         frame = await queue.get()
                 except TimeoutError:
                     frame = b": still here\n\n"
-                if frame is None:
+                if frame is None or not may_still():
                     return
                 yield frame
         finally:

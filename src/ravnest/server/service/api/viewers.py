@@ -36,7 +36,7 @@ class _Viewers:
         if self._service.stream.looking >= MOST_LOOKING:
             raise Refusal("limited", "too many are looking already")
         headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
-        content = self._service.stream.look()
+        content = self._service.stream.look(lambda: call.is_still_allowed("look"))
         return StreamingResponse(content, headers=headers, media_type="text/event-stream")
 
     async def jobs(self, call: Call) -> list[JobView]:
