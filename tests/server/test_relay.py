@@ -105,3 +105,29 @@ def test_a_side_that_does_not_read_holds_the_other_up_and_memory_stays_small(mad
 
     with running_server(tmp_path / "server") as server:
         asyncio.run(story(server))
+
+
+def test_a_call_ends_with_the_run_of_its_two_although_nothing_is_said(made, tmp_path):
+    async def story(server):
+        async with two_in_a_run(server, made) as (agents, work):
+            one, two, _ = agents
+
+            async def listen():
+                async with one.socket(f"relay/dial/{work[0].id}/{two.provider}") as socket:
+                    await socket.send(b"hello")
+                    with pytest.raises(ConnectionClosed):
+                        await socket.recv()
+
+            listening = asyncio.create_task(listen())
+            call = await two.expect(Incoming)
+            async with asyncio.timeout(30), two.socket(f"relay/accept/{call.call}") as socket:
+                assert await socket.recv() == b"hello"
+                with server.client(server.operator) as operator:
+                    path = f"providers/{one.provider}/action"
+                    assert operator.post(path, json={"action": "remove"}).status_code == 204
+                with pytest.raises(ConnectionClosed):
+                    await socket.recv()
+                await listening
+
+    with running_server(tmp_path / "server") as server:
+        asyncio.run(story(server))

@@ -2,7 +2,7 @@
 
 What they say is encrypted between them. A frame is taken from one side only when the one before has
 gone out on the other, so a slow side slows the other down and memory stays bounded. Both must have
-a part in the same run.
+a part in the same run, and the call ends with the first of the two parts.
 """
 
 import asyncio
@@ -18,6 +18,8 @@ from ravnest.api.control import Incoming
 from ravnest.server.service.calls import Desk
 from ravnest.server.service.connections import Connections
 from ravnest.server.service.problems import Refusal
+from ravnest.server.state.effects import Effects
+from ravnest.server.state.records import Part
 from ravnest.server.state.world import World
 
 FRAME_BYTES = 256 << 10
@@ -30,8 +32,11 @@ _WINDOW_S = 5.0
 class _Call:
     caller: int
     callee: int
+    parts: tuple[Part, Part]
     answered: "asyncio.Future[WebSocket]"
     over: asyncio.Event = field(default_factory=asyncio.Event)
+    cut: asyncio.Event = field(default_factory=asyncio.Event)
+    """One of the two has no part in the run any more."""
 
 
 class Relay:
@@ -77,9 +82,10 @@ class Relay:
             await socket.send_denial_response(self._desk.refuse(socket, route, error))
             return
         name = secrets.token_urlsafe(18).replace("_", "x").replace("-", "y")
-        call = _Call(caller, callee, asyncio.get_running_loop().create_future())
+        parts = self._world.at_work[caller], self._world.at_work[callee]
+        call = _Call(caller, callee, parts, asyncio.get_running_loop().create_future())
         self._calls[name] = call
-        assignment = self._world.at_work[callee].id
+        assignment = parts[1].id
         try:
             self._connections.post(
                 callee, Incoming(call=name, caller=caller, assignment=assignment)
@@ -87,7 +93,7 @@ class Relay:
             async with asyncio.timeout(ANSWER_S):
                 other = await call.answered
             await socket.accept()
-            await self._pipe(socket, other)
+            await self._pipe(socket, other, call.cut)
         except TimeoutError:
             refusal = Refusal("conflict", f"provider {callee} does not answer the call")
             await socket.send_denial_response(self._desk.refuse(socket, route, refusal))
@@ -127,10 +133,19 @@ class Relay:
         call.answered.set_result(socket)
         await call.over.wait()
 
-    async def _pipe(self, one: WebSocket, other: WebSocket) -> None:
+    def touch(self, effects: Effects) -> None:
+        """End the calls of those whose part in a run is over; whoever was removed has none."""
+        if not effects.jobs:
+            return
+        for call in self._calls.values():
+            if call.parts[0].job in effects.jobs and not all(part.is_open for part in call.parts):
+                call.cut.set()
+
+    async def _pipe(self, one: WebSocket, other: WebSocket, cut: asyncio.Event) -> None:
         tasks = [
             asyncio.create_task(self._carry(one, other)),
             asyncio.create_task(self._carry(other, one)),
+            asyncio.create_task(_wait(cut)),
         ]
         try:
             await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
@@ -150,6 +165,10 @@ class Relay:
             await target.send_bytes(frame)
             self.bytes += len(frame)
             self._count(len(frame))
+
+
+async def _wait(event: asyncio.Event) -> None:
+    await event.wait()
 
 
 async def _close(socket: WebSocket) -> None:

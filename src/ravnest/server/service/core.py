@@ -26,7 +26,7 @@ logger = logging.getLogger("ravnest.server")
 
 
 class Watcher(Protocol):
-    """Whoever shows the state to others."""
+    """Whoever goes by the state: shows it to others, or ends what it does not allow any more."""
 
     def touch(self, effects: Effects) -> None: ...
 
@@ -48,7 +48,7 @@ class Core:
         self.clock = clock
         self.perform: Callable[[Order], None] = lambda order: None
         """What carries out an instruction; it must not wait."""
-        self.watcher: Watcher | None = None
+        self.watchers: list[Watcher] = []
         self.failed: asyncio.Event = asyncio.Event()
         self.failure: BaseException | None = None
         self._pending: deque[_Pending] = deque()
@@ -72,8 +72,8 @@ class Core:
         """The event has its effects; done when they are on disk. What a `JobError` refuses has
         none."""
         effects = handle(self.world, event, self.clock())
-        if self.watcher is not None:
-            self.watcher.touch(effects)
+        for watcher in self.watchers:
+            watcher.touch(effects)
         done = self._commit([*extra, *effects.changes], effects.orders)
         # Last: a log that cannot be written must not part what is known from what is kept.
         for note in effects.notes:

@@ -119,7 +119,7 @@ class Service:
             count=self.metrics.count_message,
         )
         self.core.perform = self.errands.perform
-        self.core.watcher = self.stream
+        self.core.watchers += [self.stream, self.relay]
         self.metrics.relays.set_function(lambda: self.relay.links)
         self.metrics.gauge(
             "ravnest_connections", "Agents that are connected", lambda: len(self.connections)
