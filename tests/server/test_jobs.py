@@ -190,23 +190,23 @@ def test_a_job_that_does_not_fit_says_why_and_waits(server, requester, made):
     asyncio.run(story())
 
 
-def test_a_failed_worker_begins_a_new_run_and_the_job_fails_after_too_many(
+def test_a_failed_worker_begins_a_run_without_it_and_the_job_fails_after_too_many(
     server, requester, made, tmp_path
 ):
     async def story():
         async with pool(server, 2) as agents:
             spec = msgspec.structs.replace(
-                made[0], planning=msgspec.structs.replace(made[0].planning, max_runs=2)
+                made[0], planning=msgspec.structs.replace(made[0].planning, max_runs=1)
             )
             job = submit(requester, spec)["id"]
-            for _ in range(2):
-                work = await assigned(agents, tmp_path)
-                bad, good = agents
-                end = WorkEnd(outcome="failed", reason="ValueError: no")
-                await bad.end(work[bad], end)
-                assert (await good.expect(Steer)).action == "drop"
-                end = WorkEnd(outcome="failed", reason="dropped")
-                await good.end(work[good], end)
+            work = await assigned(agents, tmp_path)
+            bad, good = agents
+            end = WorkEnd(outcome="failed", reason="ValueError: no")
+            await bad.end(work[bad], end)
+            assert (await good.expect(Steer)).action == "drop"
+            await good.end(work[good], WorkEnd(outcome="failed", reason="dropped"))
+            work = await assigned([good], tmp_path)
+            await good.end(work[good], WorkEnd(outcome="failed", reason="ValueError: again"))
             view = await until(server, job, job_is("failed"))
             assert "ValueError: no" in view.reason
 
