@@ -51,7 +51,7 @@ def test_a_plan_that_was_not_checked_says_why(tmp_path, monkeypatch):
         model = nn.Sequential(*(nn.Linear(32, 32) for _ in range(4)))
     planned = run_clusterize(model, BATCH.to("meta"), folder)
     assert planned.plan.warnings[-1].endswith("its weights are not in memory")
-    monkeypatch.setattr("ravnest.operations.utils._SELF_CHECK_LIMIT", 1000)
+    monkeypatch.setattr("ravnest.planning.planned._SELF_CHECK_LIMIT", 1000)
     planned = run_clusterize(seeded(Mlp), BATCH, folder)
     assert "larger than 1 kB (self_check=True" in planned.plan.warnings[-1]
 
