@@ -20,7 +20,7 @@ from ravnest.api.limits import (
     Word,
 )
 
-WORKER_OVERHEAD_BYTES = 320 << 20
+WORKER_OVERHEAD_BYTES = 400 << 20
 """What a worker takes before it holds anything of a model: Python, torch, the network. Plans do not
 count it; whatever measures a worker as a whole does."""
 
