@@ -213,7 +213,7 @@ def test_a_failed_worker_begins_a_run_without_it_and_the_job_fails_after_too_man
     asyncio.run(story())
 
 
-def test_a_server_killed_and_restarted_in_the_middle_of_a_run_goes_on(made, tmp_path):
+def test_a_server_that_is_ended_and_started_again_in_the_middle_of_a_run_goes_on(made, tmp_path):
     async def begin(server):
         with server.client(server.operator) as operator:
             upload(operator, made[1])

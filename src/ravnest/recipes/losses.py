@@ -28,15 +28,11 @@ class Built:
     """(output, target) → what the mean is over."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class _Loss(Entry):
-    build: Callable[[Values], Built] = lambda values: _unbuilt()
+    build: Callable[[Values], Built]
     targets: str = "numbers"
     """numbers, classes (whole numbers), or either."""
-
-
-def _unbuilt() -> Built:
-    raise NotImplementedError
 
 
 _REDUCTION = Param("text", "mean", "mean, or the sum of everything", choices=("mean", "sum"))
