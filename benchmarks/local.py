@@ -42,6 +42,6 @@ def printed_by(
         environment=environment,
     )
     printed = "\n".join(lines)
-    if outcome.code:
+    if outcome.failures:
         raise SystemExit(printed)
     return printed
