@@ -16,6 +16,7 @@ import click
 
 from ravnest import __version__
 from ravnest.cli.messages import Messages
+from ravnest.cli.settings_file import read_from
 from ravnest.errors import RavnestError
 
 COMMANDS = (
@@ -88,7 +89,8 @@ def cli(debug: bool) -> None:
     """Train one PyTorch model across many unequal machines.
 
     Every option can also be set by an environment variable: RAVNEST_<COMMAND>_<OPTION>, for
-    example RAVNEST_PLAN_MAX_CLUSTERS=3. The command line wins.
+    example RAVNEST_PLAN_MAX_CLUSTERS=3. The command line wins. `server` and `join` also read them
+    from a file (--config).
     """
 
 
@@ -97,7 +99,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         result = cli.main(args=argv, prog_name="ravnest", standalone_mode=False)
     except click.ClickException as error:
-        _with_its_variable(error).show()
+        _with_its_place(error).show()
         return error.exit_code
     except click.Abort as abort:
         # click also raises Abort at the end of input, when a question stays unanswered.
@@ -105,13 +107,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     return result if isinstance(result, int) else 0
 
 
-def _with_its_variable(error: click.ClickException) -> click.ClickException:
-    """A value nobody typed: say which environment variable it came from."""
+def _with_its_place(error: click.ClickException) -> click.ClickException:
+    """A value nobody typed: say which environment variable or file it came from."""
     if type(error) is not click.BadParameter or error.ctx is None or error.param is None:
         return error
     ctx, name = error.ctx, error.param.name or ""
-    if ctx.get_parameter_source(name) is not click.core.ParameterSource.ENVIRONMENT:
+    if ctx.get_parameter_source(name) is click.core.ParameterSource.ENVIRONMENT:
+        place = f"the environment variable {ctx.auto_envvar_prefix}_{name.upper()}"
+    elif (path := read_from(ctx, name)) is not None:
+        place = str(path)
+    else:
         return error
-    variable = f"{ctx.auto_envvar_prefix}_{name.upper()}"
-    text = f"{error.message} It was taken from the environment variable {variable}."
+    text = f"{error.message} It was taken from {place}."
     return click.BadParameter(text, ctx, error.param, error.param_hint)

@@ -7,6 +7,8 @@ from typing import Any
 
 import click
 
+from ravnest.cli.settings_file import config_option
+
 EXIT_SIGNALLED = 128
 
 _HOURS = re.compile(r"([01]?[0-9]|2[0-3]):([0-5][0-9])-([01]?[0-9]|2[0-3]):([0-5][0-9])")
@@ -29,6 +31,7 @@ def _device(ctx: click.Context, param: click.Parameter, value: str | None) -> st
 
 @click.command("join")
 @click.argument("url")
+@config_option
 @click.option("--token", help="From `ravnest server`; needed the first time only.")
 @click.option("--name", show_default="the name of this computer", help="What others see.")
 @click.option(

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 import click
 
 from ravnest.cli.messages import Messages
+from ravnest.cli.settings_file import config_option
 
 if TYPE_CHECKING:
     from ravnest.server.running import Ready
@@ -33,6 +34,7 @@ class Size(click.ParamType[int]):
 
 
 @click.command("server")
+@config_option
 @click.option("--host", default="0.0.0.0", show_default=True, help="Address to listen on.")
 @click.option(
     "--port",
