@@ -188,6 +188,24 @@ def test_an_upload_that_breaks_is_tried_again_and_a_refusal_is_not(server, tmp_p
     assert len(turns) == 2
 
 
+def test_an_upload_that_the_server_lost_patience_with_is_tried_again(server, tmp_path):
+    (tmp_path / "file").write_bytes(CONTENT)
+    turns = []
+
+    def take(handler):
+        body_of(handler)
+        turns.append(1)
+        if len(turns) == 1:
+            say(handler, 408, '{"error": "nothing has come for 60 seconds", "code": "late"}')
+        else:
+            say(handler, 204, "")
+
+    server.answers["PUT", "/api/v1/f"] = take
+    with server.client() as client:
+        upload(client, "/f", tmp_path / "file")
+    assert len(turns) == 2
+
+
 def test_what_the_server_has_is_not_sent_again(server, tmp_path):
     (tmp_path / "file").write_bytes(CONTENT)
     server.answers["HEAD", f"/api/v1/blobs/{HASH}"] = lambda handler: say(handler, 200, "")

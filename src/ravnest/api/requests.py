@@ -71,7 +71,8 @@ class Problem(Shown, frozen=True, kw_only=True):
     error: Text
     """For people: what was wrong, and what to do."""
     code: str
-    """For programs: unauthorized, forbidden, not_found, too_large, invalid, conflict, limited."""
+    """For programs: unauthorized, forbidden, not_found, too_large, invalid, conflict, limited,
+    late, failed."""
 
 
 class Health(Shown, frozen=True, kw_only=True):

@@ -144,7 +144,10 @@ class HttpClient:
                 **options,
             ) as answer:
                 if not answer.is_success and answer.status_code not in accept:
-                    raise refusal(answer.status_code, self._read(answer, path), path)
+                    said_no = refusal(answer.status_code, self._read(answer, path), path)
+                    if answer.status_code == httpx.codes.REQUEST_TIMEOUT:
+                        raise BrokenOffError(str(said_no))  # the line stood still
+                    raise said_no
                 yield answer
         except httpx.TransportError as error:
             raise BrokenOffError(failure_in_words(error, self.address)) from error

@@ -6,6 +6,7 @@ calls.py        one request: who, what, with which limits; routes.py: the table 
 connections.py  agents that are connected; control.py: what they say
 live.py         what a run looks like at the moment; views.py: everything as others see it
 stream.py       changes, to everybody who looks
+patience.py     bodies of requests come in time, or are refused
 files.py        files by content, in and out; results.py: what providers bring back
 work.py         starts the processes that plan and fuse
 """

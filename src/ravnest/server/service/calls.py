@@ -5,7 +5,7 @@ with its reason and counted; whatever breaks becomes a `Problem` that tells stra
 """
 
 import logging
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeVar
 
@@ -16,6 +16,7 @@ from starlette.responses import Response
 from ravnest.errors import RavnestError
 from ravnest.server.access import ONLOOKER, Caller, Right
 from ravnest.server.service.gate import Gate
+from ravnest.server.service.patience import Patience, in_time
 from ravnest.server.service.problems import Code, Refusal
 
 logger = logging.getLogger("ravnest.server")
@@ -32,6 +33,7 @@ class Call:
     request: Request
     caller: Caller
     gate: Gate
+    patience: Patience
 
     def is_still_allowed(self, right: Right) -> bool:
         """Whether this caller would be let in again: tokens end, and are revoked."""
@@ -58,9 +60,13 @@ class Call:
             raise Refusal("invalid", f"{name} is {text[:40]!r}; expected {least:g} to {most:g}")
         return value
 
+    def stream(self) -> AsyncIterator[bytes]:
+        """The body as it comes, as long as it gets on."""
+        return in_time(self.request.stream(), self.patience)
+
     async def body(self, kind: type[_Body], most: int = BODY_BYTES) -> _Body:
         content = bytearray()
-        async for piece in self.request.stream():
+        async for piece in self.stream():
             content += piece
             if len(content) > most:
                 raise Refusal("too_large", f"the body is larger than the {most} bytes allowed")
@@ -98,8 +104,11 @@ def address_of(connection: HTTPConnection) -> str:
 class Desk:
     """Takes requests to their handlers."""
 
-    def __init__(self, gate: Gate, count: Callable[[str, str], None]) -> None:
+    def __init__(
+        self, gate: Gate, count: Callable[[str, str], None], patience: Patience | None = None
+    ) -> None:
         self.gate = gate
+        self._patience = patience or Patience()
         self._count = count
         """Route and outcome, for the metrics."""
 
@@ -118,7 +127,7 @@ class Desk:
         async def serve(request: Request) -> Response:
             try:
                 caller = self.admit(request, route.right, route.limit)
-                answer = await route.handler(Call(request, caller, self.gate))
+                answer = await route.handler(Call(request, caller, self.gate, self._patience))
                 response = written(answer)
             except Exception as error:
                 response = self.refuse(request, route.path, error)

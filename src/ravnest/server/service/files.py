@@ -71,8 +71,11 @@ class Files:
     async def receive_blob(self, sha256: str, size: int | None, body: AsyncIterator[bytes]) -> None:
         target = self._folders.blob(sha256)
         if target.is_file():
-            async for _ in body:  # the sender may not expect an answer before it has said all
-                pass
+            come = 0
+            async for piece in body:  # the sender may expect no answer before it has said all
+                come += len(piece)
+                if come > self._most_bytes:
+                    raise Refusal("too_large", f"more than the {self._most_bytes} bytes allowed")
             return
         await self.receive(target, sha256, size, self._most_bytes, body, counted=True)
 

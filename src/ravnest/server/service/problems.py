@@ -18,6 +18,7 @@ Code = Literal[
     "invalid",
     "conflict",
     "limited",
+    "late",
     "failed",
 ]
 STATUS: dict[Code, int] = {
@@ -28,7 +29,14 @@ STATUS: dict[Code, int] = {
     "invalid": 400,
     "conflict": 409,
     "limited": 429,
+    "late": 408,
     "failed": 500,
+}
+
+_HEADERS: dict[Code, dict[str, str]] = {
+    "unauthorized": {"WWW-Authenticate": "Bearer"},
+    # The rest of the body is not waited for.
+    "late": {"Connection": "close"},
 }
 
 
@@ -46,5 +54,5 @@ class Refusal(Exception):  # noqa: N818  it is an answer, not a mistake of ours
 
     def response(self) -> Response:
         body = msgspec.json.encode(Problem(error=self.error[:4000], code=self.code))
-        headers = {"WWW-Authenticate": "Bearer"} if self.code == "unauthorized" else None
+        headers = _HEADERS.get(self.code)
         return Response(body, self.status, headers, "application/json")

@@ -29,6 +29,7 @@ from ravnest.server.service.files import Files
 from ravnest.server.service.forgetting import Forgetting
 from ravnest.server.service.gate import Dashboard, Gate
 from ravnest.server.service.live import LiveRun
+from ravnest.server.service.patience import Patience
 from ravnest.server.service.runfiles import RunFiles
 from ravnest.server.service.specs import hashes_needed
 from ravnest.server.service.stream import Sight, Stream
@@ -62,6 +63,8 @@ class Options:
     most_jobs: int = 1000
     settings: Settings = field(default_factory=Settings)
     work: WorkLimits = field(default_factory=WorkLimits)
+    patience: Patience = field(default_factory=Patience)
+    """With the bodies of requests."""
 
 
 class Service:
@@ -93,7 +96,7 @@ class Service:
         self._forgetting = Forgetting(self.access, self.core, clock)
         self.gate = Gate(self.access, names=options.names, dashboard=options.dashboard, clock=clock)
         self.metrics = Metrics(self.world)
-        self.desk = Desk(self.gate, self.metrics.count_call)
+        self.desk = Desk(self.gate, self.metrics.count_call, options.patience)
         self.connections = Connections()
         self.files = Files(
             self.folders, most_bytes=options.most_upload_bytes, quota_bytes=options.quota_bytes

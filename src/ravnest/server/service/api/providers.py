@@ -95,7 +95,7 @@ class _Providers:
         if len(sha256) != 64:
             raise Refusal("invalid", "the header X-Sha256 must hold the hash of the file")
         size = content_length(call.request)
-        await service.run_files.receive(part, name, sha256, size, call.request.stream())
+        await service.run_files.receive(part, name, sha256, size, call.stream())
 
     async def down(self, call: Call) -> Response:
         size = int(call.number("bytes", 1 << 20, 0, PROBE_BYTES))
@@ -111,7 +111,7 @@ class _Providers:
 
     async def up(self, call: Call) -> None:
         size = 0
-        async for piece in call.request.stream():
+        async for piece in call.stream():
             size += len(piece)
             if size > PROBE_BYTES:
                 raise Refusal("too_large", f"a probe has at most {PROBE_BYTES} bytes")

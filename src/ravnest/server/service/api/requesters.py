@@ -49,7 +49,7 @@ class _Requesters:
     async def put_blob(self, call: Call) -> None:
         sha256 = self._sha256(call)
         size = content_length(call.request)
-        await self._service.files.receive_blob(sha256, size, call.request.stream())
+        await self._service.files.receive_blob(sha256, size, call.stream())
 
     # ---- jobs
 
