@@ -19,7 +19,7 @@ from web.simulation import Simulation
 
 from ravnest.api.jobs import JobSpec
 from ravnest.api.requests import JobAction, Problem
-from ravnest.api.views import Changes, EventView, JobDetail, JobView, Overview
+from ravnest.api.views import Changes, EventView, JobDetail, JobView, Me, Overview
 
 PATIENCE_S = 20.0
 PLAN = "Verdict: 2x as fast as one machine."
@@ -40,6 +40,8 @@ class Office:
         self.jobs = {}
         self.actions = []
         self.uploads = 0
+        self.me = Me(role="requester", name="ada")
+        """Who everybody is who calls."""
         self.reason = ""
         """Why jobs wait, for as long as it is set."""
         self.breaks_after = None
@@ -78,6 +80,7 @@ class Office:
                 Route(f"{job}/events", lambda _: answer([])),
                 Route(f"{job}/action", self._act, methods=["POST"]),
                 Route(f"{job}/result", self._result),
+                Route(f"{base}/whoami", lambda _: answer(self.me)),
                 Route(f"{base}/stream", lambda _: StreamingResponse(self._stream())),
             ]
         )
@@ -111,7 +114,8 @@ class Office:
         self.jobs[number] = JobView(
             id=number,
             name=spec.name,
-            owner="ada",
+            owner=self.me.name,
+            owner_role=self.me.role,
             state="waiting" if self.reason else state,
             reason=self.reason,
             submitted_at=1.0 + len(self.jobs),

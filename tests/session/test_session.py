@@ -7,6 +7,7 @@ from torch import nn
 
 from ravnest import Job, Session
 from ravnest.api.tokens import Token
+from ravnest.api.views import Me
 from ravnest.errors import JobError, ServerError, TokenError
 
 
@@ -116,6 +117,20 @@ def test_jobs_are_found_by_id_and_by_name_and_the_last_one(session, office, subm
     assert session.job("j0").name == session.job("one").name == "one"
     with pytest.raises(JobError, match="may be any of j0"):
         session.job("j")
+
+
+def test_the_last_job_is_the_last_of_ones_own(session, office, submission):
+    mine, theirs = Me(role="requester", name="ada"), Me(role="requester", name="bob")
+    for office.me, name in ((mine, "mine"), (theirs, "theirs")):
+        session.submit(**submission, name=name)
+    office.me = mine
+    assert session.job().name == "mine"
+    office.me = Me(role="operator", name="ada")
+    with pytest.raises(JobError, match=r"ada has submitted no job .*: j0 \(mine, by ada\), j1"):
+        session.job()
+    for role in ("viewer", "onlooker"):
+        office.me = Me(role=role, name="ada")
+        assert session.job().name == "theirs", "who owns nothing means the last of all"
 
 
 def test_steering_says_what_is_wanted(session, office, submission):

@@ -32,6 +32,7 @@ from ravnest.api.requests import (
     TokenMade,
 )
 from ravnest.api.tokens import Token
+from ravnest.api.views import Me
 
 WEB = Path(__file__).parents[2] / "src" / "ravnest" / "server" / "web"
 CSP = (
@@ -137,6 +138,9 @@ def make_app(hub: Hub) -> Starlette:
 
         return guarded
 
+    def whoami(request: Request) -> Response:
+        return answer(Me(role=role_of(request) or "onlooker", name="mira"))
+
     def stream(request: Request) -> Response:
         return StreamingResponse(hub.stream(), media_type="text/event-stream")
 
@@ -176,6 +180,7 @@ def make_app(hub: Hub) -> Starlette:
         Route("/healthz", lambda request: answer(Health(status="ok", version="0.1.0"))),
         Mount("/static", StaticFiles(directory=WEB / "static")),
         Route("/api/v1/overview", viewing(lambda request: answer(simulation.overview()))),
+        Route("/api/v1/whoami", viewing(whoami)),
         Route("/api/v1/stream", viewing(stream)),
         Route("/api/v1/events", viewing(lambda request: answer(simulation.events))),
         Route("/api/v1/jobs", viewing(lambda request: answer(list(simulation.jobs.values())))),

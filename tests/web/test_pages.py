@@ -194,6 +194,21 @@ def test_an_operator_pauses_a_machine(visit: Visit) -> None:
     assert visit.site.hub.simulation.actions == [("provider-6", "pause")]
 
 
+@in_browser()
+def test_a_requester_has_controls_of_their_own_jobs_only(visit: Visit) -> None:
+    """mira has submitted one of them, jo the other."""
+    page = visit.open(JOB_PAGE)
+    visit.sign_in(token("requester"))
+    expect(page.locator(".job-controls button")).to_have_text(["Stop", "Pause"])
+    visit.open("#/jobs/job-digits")
+    expect(page.locator("h1")).to_have_text("digits-mlp")
+    expect(page.locator(".job-result")).to_contain_text("Sign in as jo or as an operator")
+    expect(page.locator(".job-controls button, .job-result button")).to_have_count(0)
+    page.reload()
+    visit.open(JOB_PAGE)
+    expect(page.locator(".job-controls button")).to_have_count(2)
+
+
 @in_browser(expected="403")
 def test_what_the_server_refuses_is_said_in_its_words(visit: Visit) -> None:
     page = visit.open(JOB_PAGE)
@@ -262,7 +277,7 @@ def test_a_lost_connection_is_shown_and_comes_back(visit: Visit) -> None:
 def test_trained_weights_are_downloaded_with_the_token(visit: Visit) -> None:
     page = visit.open("#/jobs/job-digits")
     expect(page.locator(".job-result")).to_contain_text("Sign in")
-    visit.sign_in(token("requester"))
+    visit.sign_in(token("operator"))
     with page.expect_download() as download:
         page.get_by_role("button", name="Download .safetensors").click()
     assert download.value.suggested_filename == "digits-mlp.safetensors"

@@ -3,7 +3,8 @@
 `GET /api/v1/overview` is an `Overview`. `GET /api/v1/stream` (server-sent events) begins with the
 event `overview` (the same) and goes on with `update` events, each a `Changes`: whoever applies them
 in order has what a new `overview` would say. Details of one job: `/api/v1/jobs/{id}` (`JobDetail`),
-`…/series` (`Series`), `…/timeline` (`Timeline`), `…/events` (list of `EventView`).
+`…/series` (`Series`), `…/timeline` (`Timeline`), `…/events` (list of `EventView`). Who is looking:
+`/api/v1/whoami` (`Me`).
 """
 
 from typing import Any, Literal
@@ -152,6 +153,8 @@ class JobView(Shown, frozen=True, kw_only=True):
     id: str
     name: str
     owner: str
+    owner_role: str = "requester"
+    """Of the token that it was submitted with: with the name, who may steer it (`Me.owns`)."""
     state: JobState
     reason: str = ""
     submitted_at: float
@@ -229,6 +232,22 @@ class Changes(Shown, frozen=True, kw_only=True):
     events: tuple[EventView, ...] = ()
     points: dict[str, tuple[tuple[Any, ...], ...]] = msgspec.field(default_factory=dict)
     """Job id → new points of its curves: (series, cluster, step, epoch, at, value)."""
+
+
+class Me(Shown, frozen=True, kw_only=True):
+    """Who the server takes its caller for."""
+
+    role: Literal["requester", "viewer", "operator", "onlooker"]
+    """onlooker: without a token, where that is allowed."""
+    name: str
+
+    @property
+    def may_submit(self) -> bool:
+        return self.role in ("requester", "operator")
+
+    def owns(self, job: JobView) -> bool:
+        """By the token it came with, or by a later one of the same name and role."""
+        return self.may_submit and (self.role, self.name) == (job.owner_role, job.owner)
 
 
 class JobDetail(Shown, frozen=True, kw_only=True):

@@ -21,8 +21,8 @@ id_argument = click.argument("job_id", required=False, metavar="[ID]")
 def command() -> None:
     """List, show, steer, follow and fetch jobs.
 
-    ID is the id of a job or the beginning of it; without one the last submitted job is meant,
-    whoever has submitted it; every command says which one it was.
+    ID is the id of a job or the beginning of it; without one, the last job that you have submitted
+    is meant (with a token that can submit none, the last of all); every command says which.
     """
 
 

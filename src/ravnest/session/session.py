@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from ravnest.api.requests import NewToken, Role, TokenMade, TokenShown
 from ravnest.api.tokens import Token
-from ravnest.api.views import EventView, JobView, Overview, ProviderView
+from ravnest.api.views import EventView, JobView, Me, Overview, ProviderView
 from ravnest.client.http import HttpClient
 from ravnest.client.known import find_access, home, open_client
 from ravnest.client.stream import follow
@@ -92,6 +92,10 @@ class Session:
     def events(self) -> list[EventView]:
         return self.client.get("/events", list[EventView])
 
+    def whoami(self) -> Me:
+        """Who the server takes this session's token for."""
+        return self.client.get("/whoami", Me)
+
     def job_views(self) -> list[JobView]:
         """Of all jobs, the last submitted one at the end."""
         found = self.client.get("/jobs", list[JobView])
@@ -101,12 +105,13 @@ class Session:
         return [Job(self.client, view) for view in self.job_views()]
 
     def job(self, id: str | None = None) -> Job:
-        """By id, or by the beginning of one; the last submitted job if nothing is said."""
+        """By id, by the beginning of one, or by name; if nothing is said, the last one that you
+        have submitted (whoever can submit none, a viewer, means the last of all)."""
         views = self.job_views()
         if not views:
             raise JobError(f"there is no job on {self.url} yet")
         if id is None:
-            return Job(self.client, views[-1])
+            return Job(self.client, self._last_own(views))
         exact = [view for view in views if view.id == id]
         found = exact or [view for view in views if view.id.startswith(id)]
         found = found or [view for view in views if view.name == id]
@@ -116,6 +121,16 @@ class Session:
         if found:
             raise JobError(f"{id!r} may be any of {shown}: give more of the id")
         raise JobError(f"there is no job {id!r}; the last ones are {shown}")
+
+    def _last_own(self, views: Sequence[JobView]) -> JobView:
+        me = self.whoami()
+        own = [view for view in views if me.owns(view)] if me.may_submit else views
+        if not own:
+            last = ", ".join(f"{view.id} ({view.name}, by {view.owner})" for view in views[-10:])
+            raise JobError(
+                f"{me.name} has submitted no job to {self.url}; say which one is meant: {last}"
+            )
+        return own[-1]
 
     # ---- handing over ----
 

@@ -112,6 +112,7 @@ def job_view(
         id=job.id,
         name=job.name,
         owner=job.owner_name,
+        owner_role=job.owner_role,
         state=job.state,
         reason=job.reason,
         submitted_at=job.submitted_at,

@@ -2,12 +2,14 @@
 
 from collections.abc import Callable
 
+import msgspec
 from starlette.responses import Response, StreamingResponse
 
 from ravnest.api.views import (
     EventView,
     JobDetail,
     JobView,
+    Me,
     Overview,
     ProviderView,
     Series,
@@ -31,6 +33,10 @@ class _Viewers:
 
     async def overview(self, call: Call) -> Overview:
         return self._service.stream.overview()
+
+    async def whoami(self, call: Call) -> Me:
+        # Whoever may look is one of the roles that `Me` knows.
+        return msgspec.convert({"role": call.caller.kind, "name": call.caller.name}, Me)
 
     async def stream(self, call: Call) -> Response:
         if self._service.stream.looking >= MOST_LOOKING:
@@ -107,6 +113,7 @@ def endpoints(service: Service, document: Callable[[], bytes]) -> list[Endpoint]
             media="text/event-stream",
             limit="stream",
         ),
+        look(f"{api}/whoami", here.whoami, "Who the caller is", answer=Me),
         look(f"{api}/jobs", here.jobs, "All jobs", answer=list[JobView]),
         look(f"{api}/jobs/{{job}}", here.job, "A job in detail", answer=JobDetail),
         look(f"{api}/jobs/{{job}}/plan", here.plan, "Its plan, for people", media=text),

@@ -27,7 +27,7 @@ export function signInDialog(session) {
     h(
       "p",
       { class: "soft small", id: "token-hint" },
-      "An operator or requester token shows controls; a viewer token only lets you look. It stays in this tab, and is forgotten when you close it.",
+      "An operator token shows controls, a requester token those of its own jobs; a viewer token only lets you look. It stays in this tab, and is forgotten when you close it.",
     ),
     problem,
     h("div", { class: "dialog-actions" }, cancel, submit),
@@ -37,34 +37,39 @@ export function signInDialog(session) {
   form.addEventListener("submit", async (event) => {
     event.preventDefault();
     submit.disabled = true;
-    const trouble = await troubleWith(input.value.trim());
+    const token = input.value.trim();
+    const { name, trouble } = await nameOf(token);
     submit.disabled = false;
     problem.hidden = !trouble;
     setText(problem, trouble);
     if (trouble) return;
     dialog.close();
-    session.signIn(input.value.trim());
+    session.signIn(token, name);
   });
 }
 
 /**
  * @param {string} token
- * @returns {Promise<string>} empty if the server accepts it
+ * @returns {Promise<{name: string, trouble: string}>} no trouble if the server accepts it
  */
-async function troubleWith(token) {
+async function nameOf(token) {
+  const refused = (/** @type {string} */ trouble) => ({ name: "", trouble });
   const role = roleOf(token);
-  if (!role) return "This is no token: one begins with rav1_. Was it copied completely?";
+  if (!role) return refused("This is no token: one begins with rav1_. Was it copied completely?");
   if (role === "provider") {
-    return "This token is for machines that join. To look at the pool, ask for a viewer, requester or operator token.";
+    return refused(
+      "This token is for machines that join. To look at the pool, ask for a viewer, requester or operator token.",
+    );
   }
   try {
-    const response = await fetch("/api/v1/jobs", {
+    const response = await fetch("/api/v1/whoami", {
       headers: { Authorization: `Bearer ${token}` },
       cache: "no-store",
       signal: AbortSignal.timeout(15_000),
     });
-    return response.ok ? "" : (await refusalOf(response)).message;
+    if (!response.ok) return refused((await refusalOf(response)).message);
+    return { name: String((await response.json()).name), trouble: "" };
   } catch {
-    return "The server does not answer. Try again in a moment.";
+    return refused("The server does not answer. Try again in a moment.");
   }
 }

@@ -93,6 +93,7 @@
  * @property {string} id
  * @property {string} name
  * @property {string} owner
+ * @property {string} owner_role
  * @property {string} state
  * @property {string} reason
  * @property {number} submitted_at

@@ -1,6 +1,7 @@
-/** Who the reader is: a token, kept for this tab only, and what its role allows. */
+/** Who the reader is: a token and its name, kept for this tab only, and what they allow. */
 
 const KEY = "ravnest.token";
+const NAME_KEY = "ravnest.name";
 const PREFIX = "rav1_";
 const ROLES = ["provider", "requester", "viewer", "operator"];
 
@@ -27,14 +28,21 @@ export class Session extends EventTarget {
     super();
     this.storage = storage;
     this.token = storage.getItem(KEY) ?? "";
+    /** Whom the server takes the token for. */
+    this.name = storage.getItem(NAME_KEY) ?? "";
   }
 
   get role() {
     return roleOf(this.token);
   }
 
-  get maySteerJobs() {
-    return this.role === "operator" || this.role === "requester";
+  /**
+   * A requester only their own, by the name and role of their token, as the server has it.
+   * @param {import("../types.js").JobView} job
+   */
+  maySteer(job) {
+    if (this.role === "operator") return true;
+    return this.role === "requester" && job.owner_role === this.role && job.owner === this.name;
   }
 
   get maySteerProviders() {
@@ -45,16 +53,22 @@ export class Session extends EventTarget {
     return this.role === "operator";
   }
 
-  /** @param {string} token */
-  signIn(token) {
+  /**
+   * @param {string} token
+   * @param {string} name
+   */
+  signIn(token, name) {
     this.token = token;
+    this.name = name;
     this.storage.setItem(KEY, token);
+    this.storage.setItem(NAME_KEY, name);
     this.dispatchEvent(new Event("change"));
   }
 
   signOut() {
-    this.token = "";
+    this.token = this.name = "";
     this.storage.removeItem(KEY);
+    this.storage.removeItem(NAME_KEY);
     this.dispatchEvent(new Event("change"));
   }
 

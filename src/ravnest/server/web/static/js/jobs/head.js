@@ -61,10 +61,10 @@ export class JobHead {
     this.reason.className = `job-why tone-${job.state === "failed" ? "bad" : job.state === "waiting" ? "wait" : "calm"}`;
     this.#showNumbers(job);
     // Buttons and links only when they differ: a reader may be about to press one.
-    const shown = JSON.stringify([job.state, job.run, job.result_bytes, job.owner, job.began_at, job.ended_at]);
+    const shown = JSON.stringify([job.state, job.run, job.result_bytes, job.owner, job.owner_role, job.began_at, job.ended_at]);
     if (shown === this.shown) return;
     this.shown = shown;
-    this.controls.replaceChildren(...(this.context.session.maySteerJobs ? jobControls(this.context, job) : []));
+    this.controls.replaceChildren(...(this.context.session.maySteer(job) ? jobControls(this.context, job) : []));
     const result = resultParts(this.context, job);
     this.result.replaceChildren(...result);
     this.result.hidden = !result.length;

@@ -12,8 +12,8 @@ import { toast } from "../ui/toast.js";
 export function resultParts(context, job) {
   if (!job.result_bytes) return [];
   const size = h("span", { class: "soft" }, `Trained weights, ${bytes(job.result_bytes)}`);
-  if (!context.session.maySteerJobs) {
-    return [size, h("span", { class: "faint small" }, "Sign in as the requester or operator to download them.")];
+  if (!context.session.maySteer(job)) {
+    return [size, h("span", { class: "faint small" }, `Sign in as ${job.owner} or as an operator to download them.`)];
   }
   return [
     size,
