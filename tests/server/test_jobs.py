@@ -95,6 +95,7 @@ def test_a_job_is_planned_trained_fused_and_fetched(server, requester, made, tmp
             )
             view = await until(server, job, lambda job: job.loss == 1.5)
             assert (view.state, view.step, view.epoch) == ("running", 3, 0.4)
+            assert server.ready.service.world.pulses[work[root].id].count == 3
             series = requester.get(f"jobs/{job}/series").json()["points"]
             assert series == {"train/loss@0": [[3, 0.4, 1000.0, 1.5]]}
             for agent, assignment in work.items():

@@ -93,6 +93,14 @@ class Size(click.ParamType[int]):
     help="How long a provider that is needed may be away before its run is given up.",
 )
 @click.option(
+    "--standstill",
+    type=click.FloatRange(min=1),
+    default=900.0,
+    show_default=True,
+    metavar="SECONDS",
+    help="How long no worker of a run may get on before the run is given up.",
+)
+@click.option(
     "--settle",
     type=click.FloatRange(min=0),
     default=2.0,
@@ -130,6 +138,7 @@ def command(
     quota: int,
     token_hours: float,
     away: float,
+    standstill: float,
     settle: float,
     plan_seconds: float,
     plan_memory: int,
@@ -157,7 +166,7 @@ def command(
         dashboard=looks[dashboard],
         most_upload_bytes=max_upload,
         quota_bytes=quota,
-        settings=Settings(away_s=away, settle_s=settle),
+        settings=Settings(away_s=away, settle_s=settle, standstill_s=standstill),
         work=WorkLimits(seconds=plan_seconds, memory_bytes=plan_memory),
     )
     address = reached_at(host, public)

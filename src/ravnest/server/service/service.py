@@ -35,7 +35,7 @@ from ravnest.server.service.specs import hashes_needed
 from ravnest.server.service.stream import Sight, Stream
 from ravnest.server.service.views import Progress, event_view, job_view, provider_view, run_view
 from ravnest.server.service.work import WorkLimits, Workshop
-from ravnest.server.state.events import PartEnded, Started
+from ravnest.server.state.events import PartEnded, Started, WorkReported
 from ravnest.server.state.parts import own_part
 from ravnest.server.state.world import Settings, World
 from ravnest.server.store import Store
@@ -188,6 +188,9 @@ class Service:
         if live is None or live.number != part.run:
             live = self.live[part.job] = LiveRun.of(part.job, part.run, parts)
         report = message.report
+        self.core.happen(
+            WorkReported(provider=provider, assignment=message.assignment, report=report)
+        )
         kept = [point for point in live.take(part, report) if _SERIES.fullmatch(point.series)]
         for note in report.notes:
             if live.may_note():

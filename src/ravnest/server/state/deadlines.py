@@ -1,6 +1,6 @@
-"""What follows from time alone: providers that stay away, runs that do not end."""
+"""What follows from time alone: providers that stay away, runs that stand still or do not end."""
 
-from ravnest.server.state import retrying, runs
+from ravnest.server.state import retrying, runs, standstill
 from ravnest.server.state.effects import Wake
 from ravnest.server.state.records import Part, Run
 from ravnest.server.state.world import World
@@ -32,6 +32,7 @@ def pass_time(world: World, now: float) -> None:
                 runs.lose(world, part, f"{name} {limit[1]} in time", now)
             elif limit is not None:
                 world.order(Wake(at=limit[0]))
+        standstill.judge(world, run, now)
 
 
 def _first_ends(world: World, run: Run) -> dict[int, float]:

@@ -7,7 +7,7 @@ import msgspec
 from ravnest.api.control import FromAgent, Hello
 from ravnest.api.limits import FileRef
 from ravnest.api.machine import Caps, MachineFacts
-from ravnest.api.work import WorkEnd
+from ravnest.api.work import WorkEnd, WorkReport
 from ravnest.server.state.records import Job, PlanFacts
 
 
@@ -43,6 +43,14 @@ class Heard(Happening, frozen=True, kw_only=True):
 
     provider: int
     message: FromAgent
+
+
+class WorkReported(Happening, frozen=True, kw_only=True):
+    """A worker says how far it is."""
+
+    provider: int
+    assignment: str
+    report: WorkReport
 
 
 class PartEnded(Happening, frozen=True, kw_only=True):
@@ -110,6 +118,7 @@ Event = (
     | Connected
     | Disconnected
     | Heard
+    | WorkReported
     | PartEnded
     | ProviderSteered
     | Submitted

@@ -205,6 +205,7 @@ def _continue(world: World, job: Job, now: float) -> None:
     for part in world.open_parts(job.id):
         world.send(part.provider, Steer(assignment=part.id, action="resume"))
     world.move(job, "running")
+    runs.keep_watch(world, run, now)
 
 
 def _resume(world: World, job: Job, now: float) -> None:

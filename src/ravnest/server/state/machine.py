@@ -1,7 +1,7 @@
 """The entrance: an event goes in with the time, its effects come out."""
 
 from ravnest.api.control import Beat, Leaving, Measured, Prepared, Refused
-from ravnest.server.state import deadlines, fusing, jobs, parts, providers, runs
+from ravnest.server.state import deadlines, fusing, jobs, parts, providers, runs, standstill
 from ravnest.server.state.effects import Effects, Wake
 from ravnest.server.state.events import (
     Connected,
@@ -19,6 +19,7 @@ from ravnest.server.state.events import (
     Started,
     Submitted,
     Tick,
+    WorkReported,
 )
 from ravnest.server.state.world import World
 
@@ -30,6 +31,8 @@ def handle(world: World, event: Event, now: float) -> Effects:
     match event:
         case Heard():
             _heard(world, event, now)
+        case WorkReported():
+            standstill.reported(world, event.provider, event.assignment, event.report, now)
         case Started():
             _started(world, now)
         case EnrolledNow():
@@ -55,8 +58,12 @@ def handle(world: World, event: Event, now: float) -> Effects:
             fusing.ended(world, event, now)
         case Tick():
             deadlines.pass_time(world, now)
-    # Thousands of heartbeats: they change a few fields, and mostly nothing follows.
-    if not isinstance(event, Heard) or world.out.orders or world.pool_version != version:
+    # Thousands of heartbeats and reports: they change a few fields, and mostly nothing follows.
+    if (
+        not isinstance(event, Heard | WorkReported)
+        or world.out.orders
+        or world.pool_version != version
+    ):
         jobs.consider(world, now)
     world.out.seal()
     return world.out
@@ -89,5 +96,7 @@ def _started(world: World, now: float) -> None:
     for run in world.runs.values():
         if run.state == "fusing":
             runs.order_fusing(world, run)
+        elif run.state == "running":
+            runs.keep_watch(world, run, now)
     deadlines.pass_time(world, now)
     world.order(Wake(at=now + world.settings.return_s))

@@ -5,7 +5,7 @@ from ravnest.server.state import pool
 from ravnest.server.state.effects import Fuse, Hand, Wake
 from ravnest.server.state.records import Job, Part, Run, part_id
 from ravnest.server.state.recovery import after_loss, epochs_of, fusible, gives_up, is_done
-from ravnest.server.state.world import World
+from ravnest.server.state.world import Pulse, World
 
 
 def begin(world: World, job: Job, now: float) -> None:
@@ -58,6 +58,14 @@ def train(world: World, run: Run, now: float) -> None:
     world.save_job(job)
     world.move(job, "running")
     world.note(now, "info", "all providers are prepared; training begins", job.id)
+    keep_watch(world, run, now)
+
+
+def keep_watch(world: World, run: Run, now: float) -> None:
+    """From now on somebody has to get on."""
+    for part in world.open_parts(run.job):
+        world.pulses[part.id] = Pulse(advanced_at=now)
+    world.order(Wake(at=now + world.settings.standstill_s))
 
 
 def stop(world: World, run: Run, reason: str, now: float) -> None:

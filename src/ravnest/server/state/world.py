@@ -35,6 +35,8 @@ class Settings:
     """How long after a process has died another one is started for the same."""
     away_s: float = 180.0
     """How long a provider that is needed may be away."""
+    standstill_s: float = 900.0
+    """How long the workers of a run may all report no progress before it is given up."""
     prepare_s: float = 3600.0
     stop_s: float = 900.0
     """How long the providers of a run may take to end after it was stopped, or one was done."""
@@ -57,6 +59,18 @@ class Presence:
     """On this connection."""
 
 
+@dataclass(slots=True)
+class Pulse:
+    """Of a worker: when it was last heard of, and when it last got on."""
+
+    advanced_at: float
+    reported_at: float | None = None
+    count: int = 0
+    """Of everything that only grows while it trains."""
+    traffic: int = 0
+    """Bytes on its links, when it last got on."""
+
+
 @dataclass
 class World:
     settings: Settings = field(default_factory=Settings)
@@ -71,6 +85,8 @@ class World:
     """Job id → parts of its last run, by cluster and stage."""
     at_work: dict[int, Part] = field(default_factory=dict)
     """Provider id → the part it has and has not ended."""
+    pulses: dict[str, Pulse] = field(default_factory=dict)
+    """Part id → how its worker does, while it trains."""
     free: set[int] = field(default_factory=set)
     reached: set[int] = field(default_factory=set)
     """Providers that another one has reached directly."""
@@ -144,6 +160,8 @@ class World:
         self.out.save(part)
         self.out.jobs.add(part.job)
         self.out.providers.add(part.provider)
+        if not part.is_open:
+            self.pulses.pop(part.id, None)
         if part.is_open:
             self.at_work[part.provider] = part
         elif self.at_work.get(part.provider) is part:

@@ -1,0 +1,98 @@
+"""A run whose workers are all there and do nothing any more is lost.
+
+As long as one of them gets on, the others may be waiting for it: only the run as a whole is judged,
+and only while it is to train. Reports are counted, not kept; after a restart the time begins anew.
+"""
+
+from collections.abc import Iterable
+
+from ravnest.api.work import WorkReport
+from ravnest.server.state import leaving_out, runs
+from ravnest.server.state.effects import Wake
+from ravnest.server.state.parts import own_part
+from ravnest.server.state.records import Part, Run
+from ravnest.server.state.world import Pulse, World
+
+_TRAFFIC_BYTES = 1 << 20
+"""A large model is averaged for long over a slow line; less than this may be greetings."""
+
+
+def reported(world: World, provider: int, assignment: str, report: WorkReport, now: float) -> None:
+    part = own_part(world, provider, assignment)
+    if part is None or not part.is_open:
+        return
+    pulse = world.pulses.setdefault(part.id, Pulse(advanced_at=now))
+    pulse.reported_at = now
+    count = report.epoch + report.step + report.samples + report.updates
+    traffic = sum(link.sent + link.received for link in report.links)
+    if (
+        count > pulse.count
+        or report.spans
+        or any(ended.outcome == "applied" for ended in report.rounds)
+        or traffic >= pulse.traffic + _TRAFFIC_BYTES
+    ):
+        pulse.count, pulse.traffic, pulse.advanced_at = count, traffic, now
+
+
+def judge(world: World, run: Run, now: float) -> None:
+    """Give the run up if it is time, and otherwise ask to be woken when it is."""
+    # A script says nothing about its training.
+    if run.state != "running" or world.jobs[run.job].has_script:
+        return
+    parts = list(world.open_parts(run.job))
+    ended = {part.cluster for part in world.of_run[run.job] if part.ended_at is not None}
+    # Those whose mates are done have a limit of their own.
+    judged = [part for part in parts if part.cluster not in ended]
+    if not judged:
+        return
+    due = max(_advanced_at(world, part, now) for part in parts) + world.settings.standstill_s
+    if any(_brings_back(world, part) for part in parts):
+        due = now + world.settings.standstill_s
+    if now < due:
+        world.order(Wake(at=due))
+        return
+    _give_up(world, judged, now)
+
+
+def _advanced_at(world: World, part: Part, now: float) -> float:
+    pulse = world.pulses.setdefault(part.id, Pulse(advanced_at=now))
+    # Ahead of the clock is only what was noted before it was put back.
+    pulse.advanced_at = min(pulse.advanced_at, now)
+    return pulse.advanced_at
+
+
+def _brings_back(world: World, part: Part) -> bool:
+    """Its worker has ended; there is an upload to wait for."""
+    presence = world.heard_of(part.provider)
+    return presence.connected and presence.state == "returning"
+
+
+def _give_up(world: World, parts: list[Part], now: float) -> None:
+    silent = [part for part in parts if _is_silent(world, part, now)]
+    talking = [part for part in parts if part not in silent]
+    minutes = world.settings.standstill_s / 60
+    cause = f"no worker has got on for {minutes:.3g} minutes: "
+    if not talking:
+        cause += "none of them reports any more"
+    else:
+        last = max(talking, key=lambda part: world.pulses[part.id].reported_at or 0.0)
+        cause += f"{_names(world, [last])} reported last"
+        cause += f", {_names(world, silent)} did not" if silent else ", and all others do as well"
+    if not (silent and talking):
+        # Who stood still first; the others had something left to do.
+        first = min(parts, key=lambda part: world.pulses[part.id].advanced_at)
+        runs.lose(world, first, cause, now)
+        return
+    for part in silent:
+        if part.is_open:  # losing one may have ended the others
+            leaving_out.consider(world, part, cause)
+            runs.lose(world, part, cause, now)
+
+
+def _is_silent(world: World, part: Part, now: float) -> bool:
+    heard = world.pulses[part.id].reported_at
+    return heard is None or now - heard > world.settings.standstill_s / 2
+
+
+def _names(world: World, parts: Iterable[Part]) -> str:
+    return ", ".join(world.providers[part.provider].name for part in parts)
