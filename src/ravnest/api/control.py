@@ -92,6 +92,8 @@ class Refused(ToServer, frozen=True, kw_only=True, tag="refused"):
 
     assignment: Identifier
     reason: Text
+    lasting: bool = True
+    """It would say the same of this job tomorrow. A full disk, a pause or a broken line pass."""
 
 
 class Leaving(ToServer, frozen=True, kw_only=True, tag="leaving"):
