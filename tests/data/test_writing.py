@@ -10,6 +10,7 @@ from PIL import Image
 from safetensors.torch import load_file, save_file
 from torch.utils.data import Dataset, TensorDataset
 
+from ravnest.api.jobs import Legend
 from ravnest.data.files import as_source
 from ravnest.data.images import image_folder
 from ravnest.data.sources import held_out
@@ -202,6 +203,13 @@ def test_validation_images_have_the_classes_of_the_training_images(tmp_path):
     assert image_folder(tmp_path, 2, classes=("cat", "dog")).read(np.array([0]))["label"] == 1
     with pytest.raises(JobError, match="the class 'dog', which is not among the others"):
         image_folder(tmp_path, 2, classes=("cat",))
+
+
+def test_classes_are_known_of_a_part_of_the_images_too(tmp_path):
+    for number in range(4):
+        picture(tmp_path / f"dog/{number}.png", (1, 2, 3))
+    for part in held_out(image_folder(tmp_path, 2), 0.5):
+        assert write_data(part, tmp_path / "out").legend == Legend(classes=("dog",))
 
 
 def test_a_broken_image_is_named(tmp_path):

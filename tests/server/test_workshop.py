@@ -7,10 +7,14 @@ import msgspec
 import pytest
 from a_job import make_job
 
+from ravnest.api.jobs import Legend
 from ravnest.api.work import Assignment
+from ravnest.data.legend import read_legend
 from ravnest.plan import ProviderSpec
+from ravnest.planning.fusion import SAFETENSORS
 from ravnest.server.planjob.outcome import PlanOrder
 from ravnest.server.service.work import WorkLimits, Workshop
+from ravnest.stage.package import load_package, load_weights, save_trained
 
 
 @pytest.fixture(scope="module")
@@ -71,6 +75,26 @@ def test_four_providers_get_parts_with_files_that_are_there(made, tmp_path):
         assert len(others) >= 2  # the other stage, and the same in the other cluster
     assert rows == {0: {(0, 32)}, 1: {(32, 32)}}
     assert len(outcome.rings) >= 1
+
+
+def test_fused_weights_carry_what_their_numbers_mean(made, tmp_path):
+    legend = Legend(classes=("a", 'b "quoted"', "ü"))
+    spec = msgspec.structs.replace(made[0], legend=legend)
+    assert do(tmp_path, order((spec, made[1]), pool=pool(50, 50))).error == ""
+    for package in (tmp_path / "node_data").glob("cluster_0/provider-*:1"):
+        results = tmp_path / "results" / package.name.removeprefix("provider-").removesuffix(":1")
+        results.mkdir(parents=True)
+        loaded = load_package(package)
+        weights = load_weights(package / "weights.safetensors", loaded.graph)
+        save_trained(loaded, weights, save_id="s1")
+        for file in package.glob("trained*"):
+            file.rename(results / file.name)
+    folders = {"model": tmp_path / "node_data", "results": tmp_path / "results"}
+    folders["output"] = tmp_path / "result"
+    paths = {name: str(path) for name, path in folders.items()}
+    outcome = do(tmp_path / "fusing", PlanOrder(task="fuse", job="j", run=1, **paths))
+    assert outcome.error == ""
+    assert read_legend(tmp_path / "result" / SAFETENSORS) == legend
 
 
 def test_a_pool_that_is_too_small_is_told_as_such(made, tmp_path):

@@ -12,6 +12,7 @@ import threading
 import msgspec
 import uvicorn
 from msgspec.structs import replace
+from safetensors.torch import load, save
 from starlette.applications import Starlette
 from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
@@ -20,6 +21,7 @@ from web.simulation import Simulation
 from ravnest.api.jobs import JobSpec
 from ravnest.api.requests import JobAction, Problem
 from ravnest.api.views import Changes, EventView, JobDetail, JobView, Me, Overview
+from ravnest.data.legend import as_metadata
 
 PATIENCE_S = 20.0
 PLAN = "Verdict: 2x as fast as one machine."
@@ -134,7 +136,8 @@ class Office:
     def _result(self, request):
         spec = self.specs[request.path_params["job"]]
         (weights,) = [file for file in spec.model if file.path == "weights.safetensors"]
-        return Response(self.blobs[weights.sha256], headers={"X-Sha256": weights.sha256})
+        content = save(load(self.blobs[weights.sha256]), as_metadata(spec.legend))
+        return Response(content, headers={"X-Sha256": hashlib.sha256(content).hexdigest()})
 
     async def _stream(self):
         server = self._server_view

@@ -162,6 +162,7 @@ def test_folders_are_what_the_model_takes(prepared, tmp_path, caplog):
     shapes = {one.name: one.shape for one in found.spec.train.fields}
     assert shapes == {"image": (1, 4, 4), "label": ()}
     assert "images 1x4x4, divided by 255, classes 0=cats, 1=dogs" in caplog.messages
+    assert found.spec.legend.classes == ("cats", "dogs")
     (tmp_path / "texts").mkdir()
     (tmp_path / "texts" / "a.txt").write_bytes(bytes(range(30)) * 5)
     example = torch.zeros(4, 6, dtype=torch.int64)

@@ -1,5 +1,7 @@
 """`ravnest.Session`: from the model in a script to the trained one, with a fake server."""
 
+import json
+
 import pytest
 import torch
 from session.fake_office import PLAN, Office
@@ -8,7 +10,9 @@ from torch import nn
 from ravnest import Job, Session
 from ravnest.api.tokens import Token
 from ravnest.api.views import Me
+from ravnest.data.text import text_windows
 from ravnest.errors import JobError, ServerError, TokenError
+from ravnest.session.results import write_result
 
 
 @pytest.fixture(autouse=True)
@@ -117,6 +121,33 @@ def test_jobs_are_found_by_id_and_by_name_and_the_last_one(session, office, subm
     assert session.job("j0").name == session.job("one").name == "one"
     with pytest.raises(JobError, match="may be any of j0"):
         session.job("j")
+
+
+def test_what_numbers_mean_comes_back_beside_the_weights(session, submission, tmp_path, caplog):
+    class Tokens(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.table = nn.Embedding(4, 4)
+
+        def forward(self, tokens):
+            return self.table(tokens)
+
+    (tmp_path / "text.txt").write_text("ä \nb" * 30, encoding="utf-8")
+    windows = text_windows(tmp_path / "text.txt", 5, tokens="characters")
+    example = torch.zeros(4, 5, dtype=torch.int64)
+    job = session.submit(Tokens(), (example,), windows, batch_size=4)
+    folder = tmp_path / "trained"
+    folder.mkdir()
+    (folder / "vocabulary.json").write_text("mine")
+    names = [path.name for path in write_result(job, folder)]
+    weights = "trained_state_dict"
+    assert names == [f"{weights}.pt", f"{weights}.safetensors", "vocabulary.json"]
+    assert json.loads((folder / "vocabulary.json").read_text("utf-8")) == ["\n", " ", "b", "ä"]
+    assert (folder / "vocabulary.1.json").read_text() == "mine"
+    other = session.submit(**submission)
+    write_result(other, folder)
+    assert not (folder / "vocabulary.json").exists(), "it belongs to other weights"
+    assert (folder / "vocabulary.2.json").exists()
 
 
 def test_the_last_job_is_the_last_of_ones_own(session, office, submission):

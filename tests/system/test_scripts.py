@@ -22,7 +22,7 @@ except OSError:
 
 
 def script_of_the_documentation():
-    _, program = re.findall(r"^```python\n(.*?)^```$", DOCUMENT.read_text(), re.DOTALL | re.M)
+    *_, program = re.findall(r"^```python\n(.*?)^```$", DOCUMENT.read_text(), re.DOTALL | re.M)
     return program
 
 

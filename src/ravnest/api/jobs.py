@@ -59,6 +59,18 @@ class DataSpec(Strict, frozen=True, kw_only=True):
         return sum(shard.rows for shard in self.shards)
 
 
+_Names = Annotated[
+    tuple[Annotated[str, Meta(min_length=1, max_length=1000)], ...], Meta(max_length=1_000_000)
+]
+
+
+class Legend(Strict, frozen=True, kw_only=True):
+    """What numbers in the data stand for: each is the place of its name. Empty: not known."""
+
+    classes: _Names = ()
+    vocabulary: _Names = ()
+
+
 class InputSpec(Strict, frozen=True, kw_only=True):
     """How a column becomes an argument of the model, or a target of the loss."""
 
@@ -138,6 +150,8 @@ class JobSpec(Strict, frozen=True, kw_only=True):
     script: ScriptSpec | None = None
     training: TrainingSpec = TrainingSpec()
     planning: PlanningSpec = PlanningSpec()
+    legend: Legend | None = None
+    """Kept with the trained weights, for whoever uses them."""
     start: Literal["asked", "at once"] = "at once"
     """Whether training begins as soon as there is a plan, or when the requester says so."""
 

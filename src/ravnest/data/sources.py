@@ -120,6 +120,8 @@ class Part:
     def __init__(self, source: Source, rows: Rows) -> None:
         self._source, self._rows = source, rows
         self.fields = source.fields
+        self.classes = getattr(source, "classes", None)
+        self.vocabulary = getattr(source, "vocabulary", None)
 
     def __len__(self) -> int:
         return len(self._rows)

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from safetensors.torch import save
 
-from ravnest.api.jobs import DataSpec, FieldSpec, ShardSpec
+from ravnest.api.jobs import DataSpec, FieldSpec, Legend, ShardSpec
 from ravnest.api.limits import FileRef
 from ravnest.data.files import as_source
 from ravnest.errors import JobError
@@ -34,6 +34,12 @@ class Written:
     folder: Path
     classes: tuple[str, ...] | None = None
     vocabulary: tuple[str, ...] | None = None
+
+    @property
+    def legend(self) -> Legend | None:
+        if not self.classes and not self.vocabulary:
+            return None
+        return Legend(classes=self.classes or (), vocabulary=self.vocabulary or ())
 
     def files(self) -> Iterator[tuple[FileRef, Path]]:
         """Every file, and where it is."""

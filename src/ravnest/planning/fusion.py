@@ -38,9 +38,15 @@ _SAVES_OF_ONE_RUN_S = 600.0
 
 
 def fuse_cluster(
-    root: Path | str = "node_data", cluster_id: int = 0, output: Path | str = "trained"
+    root: Path | str = "node_data",
+    cluster_id: int = 0,
+    output: Path | str = "trained",
+    metadata: Mapping[str, str] | None = None,
 ) -> Path:
-    """Write the fused state_dict, also as safetensors, and return the path of the former."""
+    """Write the fused state_dict, also as safetensors, and return the path of the former.
+
+    `metadata` goes into the latter.
+    """
     run = RunDir(root)
     run.settle()
     plan, index = _read_plan(run)
@@ -52,7 +58,7 @@ def fuse_cluster(
         raise FusionError(f"no stage of cluster {cluster_id} owns the tensor {missing[0]!r}")
     _warn_of_later_saves(run, plan, cluster)
     state = assemble(index, owned)
-    return _write(state, Path(output))
+    return _write(state, Path(output), dict(metadata or {}))
 
 
 def assemble(
@@ -195,13 +201,13 @@ def _owned_tensors(packages: list[StagePackage], files: list[Path]) -> dict[str,
     return owned
 
 
-def _write(state: dict[str, torch.Tensor], folder: Path) -> Path:
+def _write(state: dict[str, torch.Tensor], folder: Path, metadata: dict[str, str]) -> Path:
     """Each file is complete before it takes the place of the one before."""
     folder.mkdir(parents=True, exist_ok=True)
     pending = {name: folder / (name + ".new") for name in (SAFETENSORS, STATE_DICT)}
     try:
         torch.save(state, pending[STATE_DICT])
-        save_file(_without_sharing(state), pending[SAFETENSORS])
+        save_file(_without_sharing(state), pending[SAFETENSORS], metadata or None)
         for name, path in pending.items():
             path.replace(folder / name)
     finally:

@@ -89,6 +89,7 @@ def prepare(request: JobRequest, folder: Path) -> Prepared:
             script=script,
             training=training,
             planning=planning,
+            legend=train.legend,
             start=request.start,
         )
     )

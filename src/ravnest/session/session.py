@@ -224,10 +224,20 @@ class Session:
     # ---- for operators ----
 
     def make_token(
-        self, role: Role, name: str, *, hours: float = 24.0, uses: int | None = None
+        self,
+        role: Role,
+        name: str | None = None,
+        *,
+        hours: float = 24.0,
+        uses: int | None = None,
+        replace: bool = False,
     ) -> TokenMade:
-        """A token to give away; its text is shown this once."""
-        wanted = NewToken(role=role, name=name, hours=hours, uses=uses)
+        """A token to give away; its text is shown this once.
+
+        Jobs belong to the name of a requester token. Without one it gets a name that nobody has
+        had; `replace` makes a successor of the tokens of that name, which are revoked.
+        """
+        wanted = NewToken(role=role, name=name, hours=hours, uses=uses, replace=replace)
         return self.client.post("/tokens", wanted, TokenMade)
 
     def tokens(self) -> list[TokenShown]:

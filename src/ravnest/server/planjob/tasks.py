@@ -4,19 +4,22 @@ import os
 import shutil
 from pathlib import Path
 
-from ravnest.api.jobs import Named
+import msgspec
+
+from ravnest.api.jobs import Legend, Named
 from ravnest.api.views import PlanView, RingView
+from ravnest.data.legend import as_metadata
 from ravnest.errors import JobError
 from ravnest.plan import Plan
 from ravnest.planning.fusion import SAFETENSORS, STATE_DICT, fuse_cluster
 from ravnest.planning.handover import study_package, take_model
 from ravnest.planning.planned import PlanRequest, plan_study
 from ravnest.planning.report import render_report
-from ravnest.recipes.checking import model_inputs
 from ravnest.recipes.optimizers import optimizer_memory
 from ravnest.rundir import RunDir
 from ravnest.server.planjob.assigning import write_assignments
-from ravnest.server.planjob.outcome import PlanOrder, PlanOutcome
+from ravnest.server.planjob.fitting import check_inputs, check_losses
+from ravnest.server.planjob.outcome import ORDER, PlanOrder, PlanOutcome
 from ravnest.server.state.records import PlanFacts, PlannedPart
 from ravnest.stage.files import sha256_of
 
@@ -29,8 +32,10 @@ def check(order: PlanOrder, folder: Path) -> PlanOutcome:
     assert spec is not None
     taken = take_model(Path(order.model))
     if spec.recipe is not None:
-        names = [argument.name for argument in taken.graph.arguments]
-        model_inputs(spec.recipe, spec.train, names)
+        for data in (spec.train, spec.validation):
+            if data is not None:
+                check_inputs(spec.recipe, data, taken.graph)
+                check_losses(spec.recipe, data, taken.graph, spec.training.batch_size)
     fixed = taken.graph.static_batch
     if fixed is not None and fixed != spec.training.batch_size:
         raise JobError(
@@ -126,7 +131,7 @@ def fuse(order: PlanOrder, folder: Path) -> PlanOutcome:
                 _link(file, package / file.name)
     output, fresh = Path(order.output), folder / "result"
     shutil.rmtree(fresh, ignore_errors=True)
-    fuse_cluster(run.root, order.cluster, fresh)
+    fuse_cluster(run.root, order.cluster, fresh, as_metadata(_legend(run.root.parent / ORDER)))
     for name in (SAFETENSORS, STATE_DICT):
         (fresh / f"{name}.sha256").write_text(sha256_of(fresh / name))
     size = (fresh / SAFETENSORS).stat().st_size
@@ -137,6 +142,15 @@ def fuse(order: PlanOrder, folder: Path) -> PlanOutcome:
     fresh.rename(output)
     shutil.rmtree(retired, ignore_errors=True)
     return PlanOutcome(result_bytes=size)
+
+
+def _legend(planned: Path) -> Legend | None:
+    """As it was handed in: the order by which this run was planned holds the whole job."""
+    try:
+        spec = msgspec.json.decode(planned.read_bytes(), type=PlanOrder).spec
+    except (OSError, msgspec.DecodeError):
+        return None  # weights are worth more than their legend
+    return None if spec is None else spec.legend
 
 
 def _link(source: Path, target: Path) -> None:
