@@ -7,9 +7,11 @@ import struct
 
 import pytest
 
+from ravnest.agent import peers
 from ravnest.agent.addresses import advertised, join_host_port, split_host_port
 from ravnest.agent.identity import Identity
-from ravnest.agent.peers import PeerListener, client_context, find
+from ravnest.agent.peers import PeerListener, client_context, find, probe
+from ravnest.api.control import PeerAddress
 from ravnest.client.address import ServerAddress
 from ravnest.errors import NodeError
 from ravnest.server.authority import open_authority
@@ -114,6 +116,103 @@ def test_something_else_than_a_probe_ends_the_conversation(tmp_path, authority, 
         writer.transport.abort()
 
     listening(one, talk)
+
+
+@pytest.mark.parametrize("callers", [8, 16])
+@pytest.mark.parametrize("measure", [False, True])
+def test_everybody_finds_a_provider_that_all_look_for_at_once(
+    tmp_path, authority, callers, measure
+):
+    """Four of them were told nothing, and took it for being unreachable."""
+    one, *others = (identity(tmp_path / str(n), authority, n) for n in range(1, callers + 2))
+
+    async def talk(listener):
+        address = f"127.0.0.1:{listener.port}"
+        return await asyncio.gather(
+            *(find(other, 1, (address,), measure=measure) for other in others)
+        )
+
+    found = listening(one, talk)
+    assert None not in found
+    assert all(each.mbps > 0 for each in found) == measure
+
+
+def test_everybody_measures_everybody_one_at_a_time(tmp_path, authority, monkeypatch):
+    ours = [identity(tmp_path / str(n), authority, n) for n in range(1, 9)]
+    receiving, most, count = {}, [], peers._count
+
+    async def counted(reader, writer):
+        port = writer.get_extra_info("sockname")[1]
+        receiving[port] = receiving.get(port, 0) + 1
+        most.append(receiving[port])
+        try:
+            await count(reader, writer)
+        finally:
+            receiving[port] -= 1
+
+    monkeypatch.setattr(peers, "_count", counted)
+
+    async def talk():
+        listeners = {one.provider: PeerListener(one, "127.0.0.1", 0) for one in ours}
+        for listener in listeners.values():
+            await listener.open()
+        known = [
+            PeerAddress(provider=number, addresses=(f"127.0.0.1:{listener.port}",))
+            for number, listener in listeners.items()
+        ]
+        try:
+            return await asyncio.gather(
+                *(
+                    probe(one, [peer for peer in known if peer.provider != one.provider], lock)
+                    for one, lock in ((one, asyncio.Lock()) for one in ours)
+                )
+            )
+        finally:
+            for listener in listeners.values():
+                await listener.close()
+
+    figures = asyncio.run(talk())
+    assert [len(each) for each in figures] == [7] * 8
+    assert all(figure.mbps > 0 for each in figures for figure in each)
+    assert set(most) == {1}
+    assert len(most) == 56
+
+
+def test_who_is_put_off_comes_again_and_one_provider_has_few_conversations(
+    tmp_path, authority, monkeypatch
+):
+    one, two = (identity(tmp_path / str(n), authority, n) for n in (1, 2))
+    monkeypatch.setattr(peers, "_MOST_OF_ONE", 2)
+    put_off, freed = peers._put_off, []
+
+    async def talk(listener):
+        async def held():
+            reader, writer = await asyncio.open_connection(
+                "127.0.0.1",
+                listener.port,
+                ssl=client_context(two),
+                server_hostname="provider-1",
+            )
+            writer.write(struct.pack("!cI", b"P", 1))
+            assert (await reader.readexactly(5))[:1] == b"P"
+            return writer
+
+        writers = [await held() for _ in range(2)]
+
+        async def free_one(reader, writer):
+            await put_off(reader, writer)
+            if not freed:
+                freed.append(True)
+                writers.pop().transport.abort()
+
+        monkeypatch.setattr(peers, "_put_off", free_one)
+        found = await find(two, 1, (f"127.0.0.1:{listener.port}",), measure=False)
+        assert len(listener._talking) <= 2
+        writers.pop().transport.abort()
+        return found
+
+    assert listening(one, talk) is not None
+    assert freed
 
 
 def test_the_port_is_free_between_close_and_open(tmp_path, authority):

@@ -22,6 +22,7 @@ class Measuring:
         self._speed, self._caps, self._addresses = speed, caps, addresses
         self._link: LinkFigures | None = None
         self._peers: dict[int, PeerFigure] = {}
+        self._alone = asyncio.Lock()
 
     async def measure_link(self, client: HttpClient) -> Figures:
         if self._link is None:
@@ -30,7 +31,7 @@ class Measuring:
 
     async def probe(self, identity: Identity, peers: Sequence[PeerAddress]) -> Figures | None:
         """None if the line to the server has not been measured: one thing after another."""
-        for figure in await probe(identity, peers):
+        for figure in await probe(identity, peers, self._alone):
             self._peers.pop(figure.provider, None)
             self._peers[figure.provider] = figure
         while len(self._peers) > _MOST_PEERS:

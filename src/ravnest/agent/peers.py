@@ -2,13 +2,15 @@
 
 While no worker runs, the agent listens on the port that its workers use. Both sides show their
 certificates (a provider's name is provider-<id>), so nobody else gets an answer, and a caller knows
-that it has reached the right machine. What is said is small and limited: pings that are echoed, and
-bytes that are counted.
+that it has reached the right machine. What is said is small and limited: pings that are echoed at
+once, and bytes that are counted. One caller at a time sends bytes, whoever else wants to waits for
+its turn: two measurements at once would each find half of the line.
 """
 
 import asyncio
 import contextlib
 import os
+import random
 import ssl
 import struct
 import time
@@ -19,17 +21,26 @@ from ravnest.agent.identity import Identity
 from ravnest.api.control import PeerAddress
 from ravnest.api.machine import PeerFigure
 
-_PROTOCOL = "ravnest-probe/1"
+_PROTOCOL = "ravnest-probe/2"
 _FRAME = struct.Struct("!cI")
-_PING, _BULK, _DONE = b"P", b"B", b"D"
+_PING, _TURN, _BULK, _DONE, _BUSY = b"P", b"T", b"B", b"D", b"!"
 _PINGS = 4
 _BULKS = (64 << 10, 512 << 10, 4 << 20)
 _LONG_ENOUGH_S = 0.5
 _MOST_BYTES = 16 << 20
 """That anybody may send to us on one connection."""
 _CONVERSATION_S = 15.0
+"""But for waiting for one's turn."""
+_TURN_S = 60.0
 _CONNECT_S = 4.0
-_AT_ONCE = 4
+_HANDSHAKE_S = 10.0
+"""Within which a caller must have shown a certificate; before that it may hold nothing else."""
+_MOST_CALLERS, _MOST_OF_ONE = 128, 4
+"""Conversations at once, in all and with one provider. Others are told to come again."""
+_BUSY_S = 30.0
+"""How long somebody who is busy is asked again."""
+_BUSY_DELAY_S = 0.2
+_FINDS_AT_ONCE = 8
 _PIECE = 64 << 10
 _RANDOM = os.urandom(_PIECE)
 """Not compressible, in case somebody on the way tries."""
@@ -66,12 +77,19 @@ class PeerListener:
         self.port = port
         """0 until it has been opened, if any free one will do."""
         self._server: asyncio.Server | None = None
-        self._talking: set[asyncio.Task[None]] = set()
+        self._talking: dict[asyncio.Task[None], str] = {}
+        """With whom."""
+        self._turn = asyncio.Lock()
 
     async def open(self) -> None:
         if self._server is None:
             self._server = await asyncio.start_server(
-                self._accept, self.host, self.port, ssl=self._context, limit=_PIECE
+                self._accept,
+                self.host,
+                self.port,
+                ssl=self._context,
+                ssl_handshake_timeout=_HANDSHAKE_S,
+                limit=_PIECE,
             )
             self.port = self._server.sockets[0].getsockname()[1]
 
@@ -85,36 +103,81 @@ class PeerListener:
             await server.wait_closed()
 
     async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Called once the caller has shown its certificate."""
         task = asyncio.current_task()
         assert task is not None
-        self._talking.add(task)
+        caller = _caller(writer)
+        of_it = sum(other == caller for other in self._talking.values())
+        is_busy = len(self._talking) >= _MOST_CALLERS or of_it >= _MOST_OF_ONE
+        if len(self._talking) >= 2 * _MOST_CALLERS or of_it >= 2 * _MOST_OF_ONE:
+            writer.transport.abort()
+            return
+        self._talking[task] = caller
         try:
-            if len(self._talking) <= _AT_ONCE:
-                async with asyncio.timeout(_CONVERSATION_S):
-                    await _answer(reader, writer)
+            if is_busy:
+                await _put_off(reader, writer)
+            else:
+                await self._answer(reader, writer)
         except (OSError, EOFError, TimeoutError, asyncio.CancelledError):
             pass
         finally:
-            self._talking.discard(task)
+            self._talking.pop(task, None)
             writer.transport.abort()
 
+    async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        async with asyncio.timeout(_CONVERSATION_S):
+            wants_turn = await _echo(reader, writer)
+        if not wants_turn:
+            return
+        async with asyncio.timeout(_TURN_S):
+            await self._turn.acquire()
+        try:
+            async with asyncio.timeout(_CONVERSATION_S):
+                await _count(reader, writer)
+        finally:
+            self._turn.release()
 
-async def _answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+
+def _caller(writer: asyncio.StreamWriter) -> str:
+    """The name in the certificate that was shown."""
+    shown = writer.get_extra_info("peercert") or {}
+    return str(shown.get("subjectAltName") or shown.get("subject"))
+
+
+async def _put_off(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async with asyncio.timeout(_CONNECT_S):
+        # What it has said must be read, or closing might take the answer back.
+        await reader.readexactly(_FRAME.size)
+        writer.write(_FRAME.pack(_BUSY, 0))
+        await writer.drain()
+        await reader.read(1)
+
+
+async def _echo(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
+    """Pings, until the caller wants to measure; False if it says anything else."""
+    while True:
+        kind, number = _FRAME.unpack(await reader.readexactly(_FRAME.size))
+        if kind != _PING:
+            return bool(kind == _TURN)
+        writer.write(_FRAME.pack(_PING, number))
+        await writer.drain()
+
+
+async def _count(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    """Its turn: as many bytes as anybody may send."""
     left = _MOST_BYTES
+    writer.write(_FRAME.pack(_TURN, 0))
     while True:
         kind, size = _FRAME.unpack(await reader.readexactly(_FRAME.size))
-        if kind == _PING:
-            writer.write(_FRAME.pack(_PING, size))
-        elif kind == _BULK and size <= left:
-            left -= size
-            while size > 0:
-                piece = await reader.read(min(size, _PIECE))
-                if not piece:
-                    return
-                size -= len(piece)
-            writer.write(_FRAME.pack(_DONE, 0))
-        else:
+        if kind != _BULK or size > left:
             return
+        left -= size
+        while size > 0:
+            piece = await reader.read(min(size, _PIECE))
+            if not piece:
+                return
+            size -= len(piece)
+        writer.write(_FRAME.pack(_DONE, 0))
         await writer.drain()
 
 
@@ -127,28 +190,52 @@ class Found:
     latency_ms: float = 0.0
 
 
+class _BusyError(Exception):
+    """It is there, and talks with too many others."""
+
+
 async def find(
     identity: Identity, provider: int, addresses: Sequence[str], *, measure: bool
 ) -> Found | None:
     """The first of the addresses at which that provider answers, or None."""
     for address in addresses:
         with contextlib.suppress(OSError, EOFError, TimeoutError, ssl.SSLError, ValueError):
-            return await _try(identity, provider, address, measure=measure)
+            async with asyncio.timeout(_BUSY_S + _CONVERSATION_S + measure * _TURN_S):
+                return await _try_again(identity, provider, address, measure=measure)
     return None
 
 
-async def probe(identity: Identity, peers: Sequence[PeerAddress]) -> tuple[PeerFigure, ...]:
-    """Links to these, a few at a time. Speed 0: it cannot be reached directly."""
-    gate = asyncio.Semaphore(2)
+async def probe(
+    identity: Identity, peers: Sequence[PeerAddress], alone: asyncio.Lock
+) -> tuple[PeerFigure, ...]:
+    """Links to these. Speed 0: it cannot be reached directly. One that was found and could not be
+    measured is left out: nothing is known about it. `alone` is held by whoever measures."""
+    gate = asyncio.Semaphore(_FINDS_AT_ONCE)
 
-    async def one(peer: PeerAddress) -> PeerFigure:
+    async def one(peer: PeerAddress) -> PeerFigure | None:
         async with gate:
-            found = await find(identity, peer.provider, peer.addresses, measure=True)
+            found = await find(identity, peer.provider, peer.addresses, measure=False)
         if found is None:
             return PeerFigure(provider=peer.provider)
+        async with alone:
+            found = await find(identity, peer.provider, (found.address,), measure=True)
+        if found is None:
+            return None
         return PeerFigure(provider=peer.provider, mbps=found.mbps, latency_ms=found.latency_ms)
 
-    return tuple(await asyncio.gather(*map(one, peers)))
+    # Not everybody begins with the same one.
+    shuffled = random.sample(list(peers), len(peers))
+    figures = await asyncio.gather(*map(one, shuffled))
+    return tuple(figure for figure in figures if figure is not None)
+
+
+async def _try_again(identity: Identity, provider: int, address: str, *, measure: bool) -> Found:
+    """As long as it is busy and the deadline around this has not passed."""
+    while True:
+        try:
+            return await _try(identity, provider, address, measure=measure)
+        except _BusyError:
+            await asyncio.sleep(_BUSY_DELAY_S * random.uniform(0.5, 1.5))
 
 
 async def _try(identity: Identity, provider: int, address: str, *, measure: bool) -> Found:
@@ -164,19 +251,30 @@ async def _try(identity: Identity, provider: int, address: str, *, measure: bool
         async with asyncio.timeout(_CONVERSATION_S):
             # With TLS 1.3 a refused certificate shows with the first answer only.
             latency_s = min([await _ping(reader, writer, n) for n in range(_PINGS)])
-            if not measure:
-                return Found(address, latency_ms=latency_s * 1e3)
+        if not measure:
+            return Found(address, latency_ms=latency_s * 1e3)
+        async with asyncio.timeout(_TURN_S):
+            await _ask(reader, writer, _TURN, 0)
+        async with asyncio.timeout(_CONVERSATION_S):
             return Found(address, await _speed(reader, writer, latency_s), latency_s * 1e3)
     finally:
         writer.transport.abort()
 
 
+async def _ask(
+    reader: asyncio.StreamReader, writer: asyncio.StreamWriter, kind: bytes, number: int
+) -> None:
+    writer.write(_FRAME.pack(kind, number))
+    answer = _FRAME.unpack(await reader.readexactly(_FRAME.size))
+    if answer == (_BUSY, 0):
+        raise _BusyError
+    if answer != (kind, number):
+        raise ValueError("not an answer to a probe")
+
+
 async def _ping(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, number: int) -> float:
     began = time.perf_counter()
-    writer.write(_FRAME.pack(_PING, number))
-    answer = _FRAME.unpack(await reader.readexactly(_FRAME.size))
-    if answer != (_PING, number):
-        raise ValueError("not an answer to a probe")
+    await _ask(reader, writer, _PING, number)
     return time.perf_counter() - began
 
 
