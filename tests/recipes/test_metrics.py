@@ -5,6 +5,7 @@ import math
 import pytest
 import torch
 from samples_of_recipes import column, dataset, loss, named, recipe
+from sklearn.metrics import f1_score, precision_score, recall_score
 
 from ravnest.errors import JobError
 from ravnest.provider.leaf import Judgement
@@ -58,6 +59,53 @@ def test_single_scores_are_yes_above_nothing():
         found = judged(of, both_halves(outputs, there))
         assert found["accuracy"] == pytest.approx(0.6)
         assert found["precision"] == found["recall"] == found["f1"] == pytest.approx(2 / 3)
+
+
+PER_CLASS = (named("precision"), named("recall"), named("f1"))
+
+
+def test_of_more_than_two_classes_it_is_the_mean_over_the_classes():
+    """By hand, with four classes of which the last neither occurs nor is chosen.
+
+    truth   0 0 0 1 1 2    class 0: 2 right, 1 missed, 0 wrong   precision 1    recall 2/3  f1 4/5
+    chosen  0 0 1 1 2 1    class 1: 1 right, 1 missed, 2 wrong   precision 1/3  recall 1/2  f1 2/5
+                           class 2: 0 right, 1 missed, 1 wrong   all 0
+    """
+    truth, chosen = torch.tensor([0, 0, 0, 1, 1, 2]), torch.tensor([0, 0, 1, 1, 2, 1])
+    scores = torch.nn.functional.one_hot(chosen, 4).float()
+    of = recipe(metrics=PER_CLASS)
+    for batches in ([(scores, truth)], both_halves(scores, truth)):
+        found = judged(of, batches)
+        assert found["precision"] == pytest.approx((1 + 1 / 3 + 0) / 3)
+        assert found["recall"] == pytest.approx((2 / 3 + 1 / 2 + 0) / 3)
+        assert found["f1"] == pytest.approx((4 / 5 + 2 / 5 + 0) / 3)
+
+
+@pytest.mark.parametrize("positive", [0, 1, 2])
+def test_a_class_that_is_named_is_looked_for_alone(positive):
+    figures = {0: (1, 2 / 3, 4 / 5), 1: (1 / 3, 1 / 2, 2 / 5), 2: (0, 0, 0)}
+    truth, chosen = torch.tensor([0, 0, 0, 1, 1, 2]), torch.tensor([0, 0, 1, 1, 2, 1])
+    scores = torch.nn.functional.one_hot(chosen, 4).float()
+    named_ones = tuple(named(one.name, positive=positive) for one in PER_CLASS)
+    found = judged(recipe(metrics=named_ones), both_halves(scores, truth))
+    assert tuple(found[one.name] for one in PER_CLASS) == pytest.approx(figures[positive])
+
+
+def test_of_two_classes_the_second_is_looked_for():
+    truth, chosen = torch.tensor([0, 0, 0, 0, 1, 1]), torch.tensor([0, 0, 0, 1, 1, 0])
+    scores = torch.nn.functional.one_hot(chosen, 2).float()
+    found = judged(recipe(metrics=(named("recall"),)), both_halves(scores, truth))
+    assert found["recall"] == 0.5
+
+
+def test_words_that_do_not_count_are_in_no_class():
+    scores, words = torch.randn(6, 7, 5), torch.randint(0, 5, (6, 7))
+    words[:, 5:] = -100
+    chosen, truth = scores[:, :5].argmax(-1).reshape(-1), words[:, :5].reshape(-1)
+    found = judged(recipe(metrics=PER_CLASS), both_halves(scores, words))
+    for one, reference in zip(PER_CLASS, (precision_score, recall_score, f1_score), strict=True):
+        expected = reference(truth, chosen, average="macro", zero_division=0.0)
+        assert found[one.name] == pytest.approx(expected)
 
 
 def test_differences_are_judged_number_by_number():

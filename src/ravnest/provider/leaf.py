@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, Protocol, TextIO, runtime_checkable
 
 import torch
 
@@ -15,7 +15,8 @@ from ravnest.provider.shards import WHOLE, Shard, shard
 from ravnest.wire.messages import MicroBatch
 
 Metric = Callable[[Any, Any], Any]
-"""Called as metric(outputs, batch); gives the batch's mean, or its sum and how many it is over."""
+"""Called as metric(outputs, batch); gives the batch's mean, its sum and how many it is over, or a
+`Tally`."""
 
 
 class LabelFeed:
@@ -176,30 +177,51 @@ def set_aside(path: Path) -> None:
     path.rename(older)
 
 
+@runtime_checkable
+class Tally(Protocol):
+    """What is counted in batches and adds up, and makes a figure only when all is counted."""
+
+    def plus(self, other: Any) -> "Tally": ...
+    def figure(self) -> float: ...
+
+
+@dataclass(frozen=True)
+class _Mean:
+    total: float
+    count: float
+
+    def plus(self, other: "_Mean") -> "_Mean":
+        return _Mean(self.total + other.total, self.count + other.count)
+
+    def figure(self) -> float:
+        return self.total / max(self.count, 1e-12)
+
+
 @dataclass
 class Judgement:
-    """Sums of a validation pass."""
+    """What a validation pass has counted, by metric."""
 
-    sums: dict[str, float] = field(default_factory=dict)
-    counts: dict[str, float] = field(default_factory=dict)
+    tallies: dict[str, Tally] = field(default_factory=dict)
 
     def add(self, name: str, value: Any, rows: int) -> None:
-        total, count = _sum_and_count(name, value, rows)
-        self.sums[name] = self.sums.get(name, 0.0) + total
-        self.counts[name] = self.counts.get(name, 0.0) + count
+        tally = _tally(name, value, rows)
+        before = self.tallies.get(name)
+        self.tallies[name] = tally if before is None else before.plus(tally)
 
     def means(self) -> dict[str, float]:
-        return {name: self.sums[name] / max(self.counts[name], 1e-12) for name in self.sums}
+        return {name: tally.figure() for name, tally in self.tallies.items()}
 
 
-def _sum_and_count(name: str, value: Any, rows: int) -> tuple[float, float]:
+def _tally(name: str, value: Any, rows: int) -> Tally:
     """Of what a metric gives for a batch."""
     try:
+        if isinstance(value, Tally):
+            return value
         if isinstance(value, tuple | list):
             total, count = value
-            return float(total), float(count)
+            return _Mean(float(total), float(count))
         if not isinstance(value, str | bytes):
-            return float(value) * rows, float(rows)
+            return _Mean(float(value) * rows, float(rows))
     except (TypeError, ValueError, RuntimeError):
         pass  # said below, for whatever it is
     raise NodeError(

@@ -1,7 +1,8 @@
 """Metrics by name, judged on the output and target of a recipe's first loss.
 
 A metric gives a sum and how many it is over for every batch, so that batches of different sizes add
-up. Where the wanted figure is no mean (perplexity), it is made of the mean at the end.
+up. Where the wanted figure is no mean (perplexity), it is made of the mean at the end; where it is
+one of several classes' figures, these are counted apart until the end (`ByClass`).
 """
 
 import math
@@ -18,9 +19,47 @@ from ravnest.recipes.outputs import class_axis, output_at
 from ravnest.recipes.parameters import Entry, Param, Registry, Values
 
 SumAndCount = tuple[float, float]
-Judge = Callable[[Any, Any], SumAndCount]
-"""(output, target) → sum and count."""
-Metric = Callable[[Any, Batch], SumAndCount | None]
+Share = Callable[[Any, Any, Any], tuple[Any, Any]]
+"""(right ones, wrong ones, missed ones) → two numbers whose quotient is the figure."""
+
+
+@dataclass(frozen=True)
+class ByClass:
+    """Of every class, how many were right, wrong and missed; the plain mean of their figures."""
+
+    right: Any
+    wrong: Any
+    missed: Any
+    share: Share
+
+    @classmethod
+    def of(cls, chosen: Any, there: Any, classes: int, share: Share) -> "ByClass":
+        """`chosen` for each of those that are `there`, by the number of the class."""
+        right = chosen[chosen == there].bincount(minlength=classes).cpu()
+        wrong = chosen.bincount(minlength=classes).cpu() - right
+        missed = there.bincount(minlength=classes).cpu() - right
+        return cls(right, wrong, missed, share)
+
+    def plus(self, other: "ByClass") -> "ByClass":
+        return ByClass(
+            self.right + other.right,
+            self.wrong + other.wrong,
+            self.missed + other.missed,
+            self.share,
+        )
+
+    def figure(self) -> float:
+        """Classes that neither occur nor are taken for one do not count; others without anything
+        to be a share of have 0."""
+        total, count = self.share(self.right, self.wrong, self.missed)
+        seen = (self.right + self.wrong + self.missed) > 0
+        shares = (total.double() / count.clamp(min=1))[seen]
+        return float(shares.mean()) if shares.numel() else 0.0
+
+
+Judge = Callable[[Any, Any], SumAndCount | ByClass]
+"""(output, target) → sum and count, or counts of classes."""
+Metric = Callable[[Any, Batch], SumAndCount | ByClass | None]
 """None: such outputs and targets cannot be judged by it."""
 
 
@@ -42,13 +81,24 @@ _CLASSES = {"ignore_index": _IGNORE, "class_axis": _AXIS}
 
 def _chosen(output: Any, target: Any, axis: int | None) -> Any:
     """The class that the model takes for right; of a single score, whether it is above 0."""
-    if (
+    if _is_single(output, target, axis):
+        return (output.reshape(target.shape) > 0).to(target.dtype)
+    return output.argmax(class_axis(output, target.shape, axis))
+
+
+def _is_single(output: Any, target: Any, axis: int | None) -> bool:
+    """One score for each target, instead of one for each class."""
+    return bool(
         axis is None
         and output.shape[1:].numel() == target.shape[1:].numel()
         and (output.dim() <= target.dim() or output.shape[-1] == 1)
-    ):
-        return (output.reshape(target.shape) > 0).to(target.dtype)
-    return output.argmax(class_axis(output, target.shape, axis))
+    )
+
+
+def _how_many(output: Any, target: Any, axis: int | None) -> int:
+    if _is_single(output, target, axis):
+        return 2
+    return int(output.shape[class_axis(output, target.shape, axis)])
 
 
 def _accuracy(values: Values) -> Judge:
@@ -81,17 +131,20 @@ def _perplexity(values: Values) -> Judge:
     )
 
 
-def _hits(values: Values, figure: Callable[[float, float, float], SumAndCount]) -> Judge:
-    """Of right ones, wrong ones and missed ones of the class that is looked for."""
+def _hits(values: Values, share: Share) -> Judge:
+    """Of the class that is looked for; of all, if there are more than two and none is named."""
 
-    def judge(output: Any, target: Any) -> SumAndCount:
-        found = _chosen(output, target, values["class_axis"]) == values["positive"]
-        there = target == values["positive"]
+    def judge(output: Any, target: Any) -> SumAndCount | ByClass:
+        axis, wanted = values["class_axis"], values["positive"]
         counted = target != values["ignore_index"]
-        right = float((found & there & counted).sum())
-        wrong = float((found & ~there & counted).sum())
-        missed = float((~found & there & counted).sum())
-        return figure(right, wrong, missed)
+        chosen, there = _chosen(output, target, axis)[counted], target[counted]
+        classes = _how_many(output, target, axis)
+        if wanted is None and classes > 2:
+            return ByClass.of(chosen.long(), there.long(), classes, share)
+        positive = 1 if wanted is None else wanted
+        found, there = chosen == positive, there == positive
+        total, count = share((found & there).sum(), (found & ~there).sum(), (~found & there).sum())
+        return float(total), float(count)
 
     return judge
 
@@ -112,7 +165,16 @@ def _differences(figure: Callable[[Any], Any]) -> Callable[[Values], Judge]:
     return build
 
 
-_BINARY = {**_CLASSES, "positive": Param("integer", 1, "the class that is looked for", low=0)}
+_BINARY = {
+    **_CLASSES,
+    "positive": Param(
+        "integer",
+        None,
+        "the class that is looked for. If not given: class 1 of two; of more, the plain mean over "
+        "all classes (macro average)",
+        low=0,
+    ),
+}
 
 METRICS = Registry(
     "metric",
