@@ -10,6 +10,8 @@ from ravnest.recipes.kinds import SIZES
 
 _HEADER_BYTES = 1 << 16
 """What a file with one tensor may have besides its numbers."""
+COMPRESSIONS = ("auto", "fp16", "bf16", "int8", "int4s", "int4", "zstd")
+"""The codecs that can be used everywhere, by name: theirs is a room with torch in it."""
 
 
 def check_job(spec: JobSpec) -> None:
@@ -17,6 +19,11 @@ def check_job(spec: JobSpec) -> None:
     _check_paths(spec)
     if spec.planning.idle_gain < 1:
         raise JobError(f"planning.idle_gain is {spec.planning.idle_gain}; it has to be 1 or more")
+    packing = spec.training.compression
+    if isinstance(packing, str) and packing not in COMPRESSIONS:
+        raise JobError(
+            f"training.compression is {packing!r}; it can be true, false, {', '.join(COMPRESSIONS)}"
+        )
     for name, data in (("train", spec.train), ("validation", spec.validation)):
         if data is not None:
             check_columns(data)
