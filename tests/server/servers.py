@@ -51,7 +51,6 @@ class TestServer:
         )
 
     def token(self, role: Role, **more: Any) -> str:
-        more.setdefault("name", f"a {role}")
         body = msgspec.json.encode(NewToken(role=role, **more))
         with self.client(self.operator) as client:
             answer = client.post("tokens", content=body)

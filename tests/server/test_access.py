@@ -48,6 +48,29 @@ def test_a_revoked_token_is_refused_and_stays_so_after_a_restart():
             one.caller(str(token), now=1)
 
 
+def test_without_a_name_a_token_gets_one_that_nobody_has_had():
+    gate = access()
+    ann, token = gate.make(NewToken(role="requester"), now=0)
+    gate.revoke(token.id)
+    bob, _ = gate.make(NewToken(role="requester", hours=1), now=0)
+    eve, _ = gate.make(NewToken(role="requester"), now=9000, taken={"requester-3"})
+    assert [one.name for one in (ann, bob, eve)] == ["requester", "requester-2", "requester-4"]
+
+
+def test_a_second_requester_of_a_name_is_refused_while_the_first_is_good():
+    gate = access()
+    _, token = gate.make(NewToken(role="requester", name="ann", hours=1), now=0)
+    with pytest.raises(TokenError, match=f"{token.id}.*--name.*--replace"):
+        gate.make(NewToken(role="requester", name="ann"), now=1)
+    gate.make(NewToken(role="viewer", name="ann"), now=1)
+    gate.make(NewToken(role="requester", name="ann"), now=4000)
+
+
+def test_a_successor_is_made_only_of_a_name():
+    with pytest.raises(TokenError, match="--name"):
+        access().make(NewToken(role="requester", replace=True), now=0)
+
+
 def test_uses_run_out():
     gate = access()
     _, token = gate.make(NewToken(role="provider", name="p", uses=2), now=0)

@@ -323,7 +323,7 @@ def test_files_of_a_deleted_job_are_removed_unless_another_job_has_them(tmp_path
 
 def test_a_requester_steers_only_their_own_jobs(tmp_path, made):
     with running_server(tmp_path / "server") as server:
-        mine, other = server.token("requester"), server.token("requester", name="somebody else")
+        mine, other = server.token("requester"), server.token("requester")
         with server.client(mine) as me, server.client(other) as them:
             upload(me, made[1])
             job = submit(me, made[0])["id"]
@@ -339,10 +339,12 @@ def test_a_requester_steers_only_their_own_jobs(tmp_path, made):
 
 def test_a_token_made_anew_under_the_same_name_has_the_jobs_of_the_old_one(tmp_path, made):
     with running_server(tmp_path / "server") as server:
-        old, new = (server.token("requester", name="ann") for _ in range(2))
-        with server.client(old) as before, server.client(new) as now:
+        with server.client(server.token("requester", name="ann")) as before:
             upload(before, made[1])
             job = submit(before, made[0])["id"]
+            new = server.token("requester", name="ann", replace=True)
+            assert before.get("jobs").status_code == 401, "the former is revoked"
+        with server.client(new) as now:
             assert now.get(f"jobs/{job}/result").status_code == 404
             assert now.post(f"jobs/{job}/action", json={"action": "stop"}).status_code == 200
 

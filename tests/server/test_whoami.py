@@ -36,13 +36,13 @@ def test_tokens_that_may_not_look_are_not_told(server):
 
 def test_who_owns_a_job_is_who_may_steer_it(server, tmp_path):
     body, files = make_job(tmp_path)
-    with server.client(server.token("requester", name="ann")) as owner:
+    with server.client(server.token("requester", name="ann", replace=True)) as owner:
         upload(owner, files)
         job = msgspec.convert(submit(owner, body), JobView)
     others = [("requester", "ann"), ("requester", "bob"), ("viewer", "ann"), ("operator", "ann")]
     owning, steering = [], []
     for role, name in others:
-        with server.client(server.token(role, name=name)) as client:
+        with server.client(server.token(role, name=name, replace=True)) as client:
             owning.append(me(client).owns(job))
             answer = client.post(f"jobs/{job.id}/action", json={"action": "start"})
             steering.append(answer.status_code != 403)

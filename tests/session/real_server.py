@@ -50,7 +50,7 @@ class RealServer:
         """Good for an hour."""
 
         async def make():
-            wanted = NewToken(role=role, name=role, hours=1.0)
+            wanted = NewToken(role=role, hours=1.0)
             made_at = self.service.clock() - 3600 * made_hours_ago
             record, token = self.service.access.make(wanted, made_at)
             await self.service.core.keep([Put("token", record.id, encode(record))])

@@ -33,9 +33,13 @@ class Enrolled(Shown, frozen=True, kw_only=True):
 
 class NewToken(Strict, frozen=True, kw_only=True):
     role: Role
-    name: Name
+    name: Name | None = None
+    """Whom it is for; jobs belong to the name of a requester. None: one that nobody has had."""
     hours: Annotated[float, Meta(gt=0, le=24 * 365 * 10)] = 24.0
     uses: Annotated[int, Meta(ge=1, le=1_000_000)] | None = None
+    replace: bool = False
+    """Revoke those of the same role and name; a requester token of a name in use is refused
+    otherwise."""
 
 
 class TokenMade(Shown, frozen=True, kw_only=True):
@@ -43,6 +47,7 @@ class TokenMade(Shown, frozen=True, kw_only=True):
     token: str
     """Shown once."""
     expires_at: Seconds
+    name: str = ""
 
 
 class TokenShown(Shown, frozen=True, kw_only=True):

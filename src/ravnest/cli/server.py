@@ -214,5 +214,5 @@ def _as_text(ready: "Ready", host: str, folder: Path) -> None:
         click.echo("    ravnest token make provider")
     click.echo("To train a model, on this machine:")
     click.echo(f"    ravnest submit train.py --server {local}{insecure}")
-    click.echo("and elsewhere the same with a token from: ravnest token make requester")
+    click.echo("and elsewhere the same with a token from: ravnest token make requester --name WHO")
     click.echo("")

@@ -18,7 +18,17 @@ def command() -> None:
 
 @command.command("make")
 @click.argument("role", type=click.Choice(ROLES))
-@click.option("--name", metavar="NAME", show_default="the role", help="Whom it is for.")
+@click.option(
+    "--name",
+    metavar="NAME",
+    show_default="one that nobody has had",
+    help="Whom it is for. Jobs belong to the name of a requester token.",
+)
+@click.option(
+    "--replace",
+    is_flag=True,
+    help="Make a successor: those of the same role and NAME are revoked. Jobs stay NAME's.",
+)
 @click.option(
     "--hours",
     type=click.FloatRange(min=0, min_open=True, max=24 * 365 * 10),
@@ -38,6 +48,7 @@ def command() -> None:
 def make(
     role: str,
     name: str | None,
+    replace: bool,
     hours: float,
     uses: int | None,
     server: str | None,
@@ -47,13 +58,20 @@ def make(
 ) -> None:
     """Make a token; its text is shown this once."""
     with session_of(server, token, insecure) as session:
-        made = session.make_token(role, name or role, hours=hours, uses=uses)  # type: ignore[arg-type]
+        made = session.make_token(
+            role,  # type: ignore[arg-type]
+            name,
+            hours=hours,
+            uses=uses,
+            replace=replace,
+        )
         if as_json:
             print_json(made)
             return
         click.echo(made.token)
         # Only the token itself on stdout: it can be put into a variable.
-        click.echo(f"{role} token {made.id}, good for {hours:g} h", err=True)
+        whose = f" for {made.name}" if made.name else ""
+        click.echo(f"{role} token {made.id}{whose}, good for {hours:g} h", err=True)
 
 
 @command.command("list")

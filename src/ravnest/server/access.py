@@ -6,7 +6,7 @@ time, and gives back records to be kept.
 """
 
 import hmac
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -32,6 +32,8 @@ MAY: dict[Right, frozenset[Kind]] = {
 }
 """What each kind of caller may do."""
 
+OWNING: frozenset[Role] = frozenset({"requester"})
+"""Whose jobs belong to the name of their token: one name, one person. (Operators have all jobs.)"""
 MOST_TOKENS = 10_000
 _NOBODY = digest_of("")
 
@@ -125,8 +127,22 @@ class Access:
             )
         return Caller("machine", f"provider-{shown.provider}", provider=shown.provider)
 
-    def make(self, wanted: NewToken, now: float) -> tuple[TokenRecord, Token]:
-        """A new token; the record is to be kept, the token to be shown once."""
+    def make(
+        self, wanted: NewToken, now: float, taken: Collection[str] = ()
+    ) -> tuple[TokenRecord, Token]:
+        """A new token; the record is to be kept, the token to be shown once.
+
+        Names that are taken are not given to somebody who has asked for none.
+        """
+        if wanted.replace and wanted.name is None:
+            raise TokenError("to replace a token, say whose: its name is missing (--name)")
+        namesakes = self.namesakes(wanted, now)
+        if namesakes and wanted.role in OWNING and not wanted.replace:
+            raise TokenError(
+                f"there is a good {wanted.role} token for {wanted.name!r} already (id "
+                f"{namesakes[0]}), and jobs belong to the name: choose another one with --name; or "
+                "say --replace to make a successor, which revokes the former"
+            )
         if wanted.uses is not None and wanted.role != "provider":
             raise TokenError("uses counts machines that enrol; only provider tokens have it")
         if len(self._records) >= MOST_TOKENS:
@@ -135,7 +151,7 @@ class Access:
         record = TokenRecord(
             id=token.id,
             role=token.role,
-            name=wanted.name,
+            name=wanted.name or self._unused_name(wanted.role, taken),
             digest=digest_of(token.secret),
             made_at=now,
             expires_at=now + wanted.hours * 3600,
@@ -143,6 +159,24 @@ class Access:
         )
         self._records[record.id] = record
         return record, token
+
+    def namesakes(self, wanted: NewToken, now: float) -> list[str]:
+        """Ids of the tokens of this role and name that are still good."""
+        return [
+            record.id
+            for record in self._records.values()
+            if (record.role, record.name) == (wanted.role, wanted.name)
+            and record.fault(now) is None
+        ]
+
+    def _unused_name(self, role: Role, taken: Collection[str]) -> str:
+        """Also those of tokens that have ended count: whoever had them may come back."""
+        used = {record.name for record in self._records.values()} | set(taken)
+        name, number = str(role), 1
+        while name in used:
+            number += 1
+            name = f"{role}-{number}"
+        return name
 
     def revoke(self, id: str) -> TokenRecord:
         record = self._records.get(id)

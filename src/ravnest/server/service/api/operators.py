@@ -14,9 +14,15 @@ class _Operators:
         self._service = service
 
     async def make_token(self, call: Call) -> TokenMade:
-        record, token = self._service.access.make(await call.body(NewToken), self._service.clock())
-        await self._service.core.keep([Put("token", record.id, encode(record))])
-        return TokenMade(id=record.id, token=str(token), expires_at=record.expires_at)
+        service, wanted = self._service, await call.body(NewToken)
+        former = service.access.namesakes(wanted, service.clock()) if wanted.replace else []
+        owners = {job.owner_name for job in service.world.jobs.values()}
+        record, token = service.access.make(wanted, service.clock(), owners)
+        records = [record, *(service.access.revoke(id) for id in former)]
+        await service.core.keep([Put("token", one.id, encode(one)) for one in records])
+        return TokenMade(
+            id=record.id, token=str(token), expires_at=record.expires_at, name=record.name
+        )
 
     async def tokens(self, call: Call) -> list[TokenShown]:
         return self._service.access.shown()
@@ -46,7 +52,7 @@ def endpoints(service: Service) -> list[Endpoint]:
             "/api/v1/tokens",
             "operate",
             here.make_token,
-            "Make a token; shown once",
+            "Make a token; shown once. Jobs belong to the name of a requester token",
             body=NewToken,
             answer=TokenMade,
         ),
