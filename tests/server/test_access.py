@@ -136,6 +136,19 @@ def test_what_is_no_token_is_refused_without_being_repeated(text):
     assert text == "" or text not in str(caught.value).replace("rav1_ and", "")
 
 
+def test_only_good_tokens_count_and_few_others_are_remembered(monkeypatch):
+    monkeypatch.setattr("ravnest.server.access.MOST_TOKENS", 2)
+    gate = access()
+    made = [gate.make(NewToken(role="viewer"), now=moment)[1].id for moment in range(2)]
+    with pytest.raises(TokenError, match="revoke some"):
+        gate.make(NewToken(role="viewer"), now=2)
+    for moment in range(2, 5):
+        gate.revoke(made[-1])
+        made.append(gate.make(NewToken(role="viewer"), now=moment)[1].id)
+    assert gate.forget_most_ended(now=5) == [made[1]]
+    assert [one.id for one in gate.shown()] == [made[0], *made[2:]]
+
+
 def test_tokens_that_ended_long_ago_are_forgotten():
     gate = access()
     _, old = gate.make(NewToken(role="viewer", name="v", hours=1), now=0)

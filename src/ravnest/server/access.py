@@ -35,6 +35,7 @@ MAY: dict[Right, frozenset[Kind]] = {
 OWNING: frozenset[Role] = frozenset({"requester"})
 """Whose jobs belong to the name of their token: one name, one person. (Operators have all jobs.)"""
 MOST_TOKENS = 10_000
+"""Good ones. So many again are remembered after their end, to say why they are not accepted."""
 _NOBODY = digest_of("")
 
 
@@ -145,7 +146,7 @@ class Access:
             )
         if wanted.uses is not None and wanted.role != "provider":
             raise TokenError("uses counts machines that enrol; only provider tokens have it")
-        if len(self._records) >= MOST_TOKENS:
+        if sum(record.fault(now) is None for record in self._records.values()) >= MOST_TOKENS:
             raise TokenError(f"there are {MOST_TOKENS} tokens already; revoke some")
         token = Token.make(wanted.role, self._fingerprint)
         record = TokenRecord(
@@ -205,6 +206,15 @@ class Access:
     def forget_expired(self, before: float) -> list[str]:
         """Ids of tokens that ended before that moment; they are gone from here."""
         old = [record.id for record in self._records.values() if record.expires_at < before]
+        for id in old:
+            del self._records[id]
+        return old
+
+    def forget_most_ended(self, now: float) -> list[str]:
+        """Ids of the oldest that are not good any more, if there are too many; gone from here."""
+        ended = [record for record in self._records.values() if record.fault(now) is not None]
+        ended.sort(key=lambda record: record.made_at)
+        old = [record.id for record in ended[: max(0, len(ended) - MOST_TOKENS)]]
         for id in old:
             del self._records[id]
         return old

@@ -2,7 +2,7 @@
 
 from ravnest.api.limits import encode
 from ravnest.api.requests import NewToken, ProviderAction, TokenMade, TokenShown
-from ravnest.server.changes import Put
+from ravnest.server.changes import Put, Remove
 from ravnest.server.service.calls import Call, Endpoint
 from ravnest.server.service.problems import Refusal
 from ravnest.server.service.service import Service
@@ -19,7 +19,9 @@ class _Operators:
         owners = {job.owner_name for job in service.world.jobs.values()}
         record, token = service.access.make(wanted, service.clock(), owners)
         records = [record, *(service.access.revoke(id) for id in former)]
-        await service.core.keep([Put("token", one.id, encode(one)) for one in records])
+        kept = [Put("token", one.id, encode(one)) for one in records]
+        gone = service.access.forget_most_ended(service.clock())
+        await service.core.keep([*kept, *(Remove("token", id) for id in gone)])
         return TokenMade(
             id=record.id, token=str(token), expires_at=record.expires_at, name=record.name
         )
