@@ -275,7 +275,7 @@ def build_metrics(recipe: Recipe) -> dict[str, Metric]:
 def _on_first_loss(recipe: Recipe, judge: Judge, of_classes: bool) -> Metric:
     path, target = recipe.losses[0].output, target_name(0)
 
-    def metric(outputs: Any, batch: Batch) -> SumAndCount | None:
+    def metric(outputs: Any, batch: Batch) -> SumAndCount | ByClass | None:
         output = output_at(outputs, path)
         wanted = batch[target].to(output.device)
         # Shares of classes have no right one: the accuracy that nobody asked for is left out.
