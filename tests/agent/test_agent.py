@@ -12,8 +12,9 @@ import pytest
 from made import assignment
 from toyserver import WAIT_S, ToyServer
 
+from ravnest.agent import fetching
 from ravnest.agent.channel import Pauses
-from ravnest.agent.folders import RESTARTED
+from ravnest.agent.folders import RESTARTED, WorkFolders
 from ravnest.agent.identity import load_identity
 from ravnest.agent.joining import join
 from ravnest.agent.settings import AgentSettings
@@ -287,14 +288,57 @@ def test_what_cannot_be_fetched_or_belongs_nowhere_is_refused(tmp_path):
     run(test, tmp_path)
 
 
-def test_results_that_the_server_does_not_take_are_a_failure(tmp_path):
+def test_results_that_the_server_does_not_take_are_a_failure_and_are_kept(tmp_path):
     async def test(server):
         server.refuses = "larger than the stage"
-        async with Running(server, tmp_path / "home"):
+        async with Running(server, tmp_path / "home") as running:
             await train(server, task(server))
             ended = await server.hear(Ended)
             assert (ended.end.outcome, ended.results) == ("failed", ())
             assert "larger than the stage" in ended.end.reason
+            await server.say(7, Settled(assignment="a7"))
+            await running.tells("undelivered")
+            kept = tmp_path / "home" / "undelivered" / "a7"
+            assert str(kept) in running.told("undelivered")[0]
+            assert (kept / "trained-0123456789abcdef.safetensors").read_bytes() == b"weights"
+
+    run(test, tmp_path)
+
+
+def test_undelivered_results_do_not_pile_up_for_ever(tmp_path):
+    folders = WorkFolders(tmp_path)
+    for number in range(10):
+        package = folders.of(f"a{number}").package
+        package.mkdir(parents=True)
+        os.utime(package, (number, number))
+        assert folders.keep_results(f"a{number}") is not None
+    kept = {path.name for path in (tmp_path / "undelivered").iterdir()}
+    assert kept == {f"a{number}" for number in range(2, 10)}
+
+
+def test_a_server_that_cannot_take_results_now_gets_them_later(tmp_path, monkeypatch):
+    monkeypatch.setattr(fetching, "delay_s", lambda _: 0.01)
+
+    async def test(server):
+        server.passing = [500, 502, 503, 429, 507, 408]
+        async with Running(server, tmp_path / "home") as running:
+            await train(server, task(server))
+            ended = await server.hear(Ended)
+            assert (ended.end.outcome, len(ended.results)) == ("done", 2)
+            assert server.results["trained-0123456789abcdef.safetensors"] == b"weights"
+            assert any("status 507" in text for text in running.told("returning"))
+
+    run(test, tmp_path)
+
+
+def test_what_the_server_cannot_send_now_is_fetched_later(tmp_path, monkeypatch):
+    monkeypatch.setattr(fetching, "delay_s", lambda _: 0.01)
+
+    async def test(server):
+        server.unfit = [503, 429]
+        async with Running(server, tmp_path / "home"):
+            assert (await assign(server, task(server))).assignment == "a7"
+            assert server.unfit == []
 
     run(test, tmp_path)
 

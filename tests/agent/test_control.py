@@ -101,6 +101,19 @@ def test_the_whole_life_of_an_assignment():
     assert (control.state, control.assignment) == ("idle", None)
 
 
+def test_stages_and_clusters_are_counted_as_everywhere_else():
+    """`ravnest status`, the dashboard and plans count from 0."""
+
+    def words(**place):
+        told = connected().heard(Assign(assignment=assignment(**place)))
+        return next(each.text for each in told if isinstance(each, Tell))
+
+    middle = words(cluster=1, clusters=2, stage=1, stages=3, role="Stem")
+    assert middle.startswith("assigned cluster 1 stage 1 (Stem, one of 3 stages) of ")
+    alone = words(cluster=0, clusters=1, stage=0, stages=1, role="Root")
+    assert alone.startswith("assigned cluster 0 stage 0 (Root+Leaf) of ")
+
+
 def test_the_first_thing_said_is_who_it_is_and_what_it_is_at():
     control = Control(FACTS, CAPS)
     (hello,) = said(control.opened())

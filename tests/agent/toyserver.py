@@ -42,6 +42,10 @@ class ToyServer:
         self.said = asyncio.Queue()
         self.files, self.results, self.calls = {}, {}, {}
         self.refuses = None
+        self.passing = []
+        """Statuses that the next results get for an answer."""
+        self.unfit = []
+        """And those that ask for files."""
         self.heartbeat_s = 0.2
         self.port = 0
 
@@ -147,6 +151,8 @@ class ToyServer:
 
     async def _file(self, request):
         self._provider(request)
+        if self.unfit:
+            return Response(b"try later", self.unfit.pop(0))
         content = self.files.get(request.path_params["sha256"])
         if content is None:
             return _json(Problem(error="no such file", code="not_found"), 404)
@@ -155,6 +161,8 @@ class ToyServer:
     async def _result(self, request):
         self._provider(request)
         body = await request.body()
+        if self.passing:
+            return Response(b"try later", self.passing.pop(0))
         if self.refuses is not None:
             return _json(Problem(error=self.refuses, code="too_large"), 413)
         assert hashlib.sha256(body).hexdigest() == request.headers["x-sha256"]

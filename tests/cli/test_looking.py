@@ -183,6 +183,14 @@ def test_durations_have_two_units(seconds, text):
     assert screen.elapsed(seconds) == text
 
 
+def test_an_epoch_that_has_not_ended_is_not_shown_as_if_it_had():
+    far = JobView(id="j", name="n", owner="o", state="running", submitted_at=0.0, epoch=1.996)
+    shown = io.StringIO()
+    screen.console(shown).print(screen.job_table([far], 0.0), screen.job_facts(far, 0.0))
+    assert "1.99 / 1" in shown.getvalue()
+    assert "1.99 of 1, step 0" in shown.getvalue()
+
+
 def test_a_provider_that_is_paused_at_work_is_shown_as_both():
     one = ProviderView(id=1, name="p", state="training", since=0, seen_at=0, paused=True)
     out = io.StringIO()

@@ -40,6 +40,8 @@ def test_numbers_have_units_and_no_false_precision(visit: Visit) -> None:
         text: str = run(visit, "format.js", f"m.{call}")
         return text.replace("\u202f", " ")
 
+    assert shown("passed(2.999)") == "2.99"
+    assert [shown(f"passed({far})") for far in (3, 0.29, 1.5)] == ["3", "0.29", "1.5"]
     assert shown("bytes(0)") == "0 B"
     assert shown("bytes(999_600)") == "1.0 MB"
     assert shown("bytes(14_600_000_000)") == "15 GB"

@@ -62,7 +62,7 @@ class Agent:
         self._load = Load()
         self._hello_at = 0.0
         self._finished = asyncio.Event()
-        self._why_away = ""
+        self._why_away = self._why_delayed = ""
         self.problem: str | None = None
         """Why it has ended, unless it was asked to."""
         self.is_rejected = False
@@ -282,7 +282,13 @@ class Agent:
     async def _bring_back(self, assignment: Assignment, end: WorkEnd) -> None:
         errand = self._errand
         assert errand is not None
-        end, results = await errand.bring_back(end)
+
+        def delayed(reason: str) -> None:
+            if reason != self._why_delayed:
+                self._why_delayed = reason
+                self._show("returning", f"results cannot be brought back now: {reason}")
+
+        end, results = await errand.bring_back(end, delayed)
         self._do(self._control.brought_back(assignment.id, end, results))
 
     def _clean_up(self, name: str, failed: bool) -> None:
@@ -292,6 +298,8 @@ class Agent:
         self._errand = None
         if failed and (kept := self._folders.keep_log(name)) is not None:
             self._show("log", f"what the worker wrote is in {kept}")
+        if errand.is_unwanted and (kept := self._folders.keep_results(name)) is not None:
+            self._show("undelivered", f"the server did not take the results; they are in {kept}")
         task = self._go(self._remove(errand))
         self._removing.add(task)
         task.add_done_callback(self._removing.discard)

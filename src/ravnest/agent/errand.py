@@ -60,6 +60,8 @@ class Errand:
         self._relayed: dict[str, str] = {}
         self._listen: tuple[str, int] | None = None
         self.worker: Worker | None = None
+        self.is_unwanted = False
+        """There are results, and the server has said that it will not take them."""
 
     # ---- before ----
 
@@ -187,15 +189,23 @@ class Errand:
             local = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
             self._tunnels.accept(call, local, port)
 
-    async def bring_back(self, end: WorkEnd) -> tuple[WorkEnd, tuple[FileRef, ...]]:
-        """Results to the server, however long it is away. What it does not take is lost."""
+    async def bring_back(
+        self, end: WorkEnd, on_delay: Callable[[str], None]
+    ) -> tuple[WorkEnd, tuple[FileRef, ...]]:
+        """Results to the server, however long it is away or cannot take them. What it does not
+        want at all is kept on this machine."""
+        around, loop = self._around, asyncio.get_running_loop()
+
+        def delayed(reason: str) -> None:
+            loop.call_soon_threadsafe(on_delay, reason)
+
         try:
-            around = self._around
             results = await bring_back(
-                around.client, self.assignment.id, self.folder, bucket=around.up
+                around.client, self.assignment.id, self.folder, on_delay=delayed, bucket=around.up
             )
             return end, results
         except (AnswerError, OSError) as error:
+            self.is_unwanted = True
             reason = f"the results cannot be brought back: {error}"[:4000]
             return msgspec.structs.replace(end, outcome="failed", saved=False, reason=reason), ()
 

@@ -50,9 +50,9 @@ class Errands(Standing):
         if (reason := self._reason_against(new)) is not None:
             return self._refuse(new.id, reason)
         self.work = Work(new)
-        place = f"stage {new.stage + 1} of {new.stages}"
-        if new.clusters > 1:
-            place += f" in cluster {new.cluster + 1} of {new.clusters}"
+        # Counted from 0 as in plans, on the dashboard and in `ravnest status`.
+        role = f"{new.role}, one of {new.stages} stages" if new.stages > 1 else "Root+Leaf"
+        place = f"cluster {new.cluster} stage {new.stage} ({role})"
         return [
             Tell("assigned", f"assigned {place} of {new.job_name} (job {new.job}, run {new.run})"),
             Prepare(new),

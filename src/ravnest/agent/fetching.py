@@ -12,6 +12,7 @@ from ravnest.agent.machine import free_disk
 from ravnest.agent.pacing import Bucket
 from ravnest.api.limits import FileRef
 from ravnest.api.work import Assignment
+from ravnest.client.answers import AnswerError
 from ravnest.client.http import BrokenOffError, HttpClient, hash_file
 from ravnest.client.transfers import delay_s, download, upload
 from ravnest.errors import JobError
@@ -21,6 +22,9 @@ _SPARE_DISK = 256 << 20
 """Left free beside the files; what a worker saves is as large as its package."""
 _SERVER_AWAY_S = 600.0
 """Since the fetching began; later, a server that does not answer ends it."""
+_SOON, _LATER = 8, 10.0
+"""So many attempts to bring results back follow soon, the others after ten times as long: each
+sends a whole file."""
 _RESULT = re.compile(r"trained\.json|trained-[0-9a-f]{16}\.safetensors")
 Share = Callable[[float], None]
 
@@ -77,9 +81,10 @@ async def fetch(
                     client, path, target, sha256=file.sha256, size=file.size, progress=progress
                 )
                 return
-            except BrokenOffError:
+            except (BrokenOffError, AnswerError) as error:
                 # The server may be starting anew.
-                if time.monotonic() > deadline or cancelled.wait(delay_s(failures)):
+                late = time.monotonic() > deadline
+                if not _passes(error) or late or cancelled.wait(delay_s(failures)):
                     raise
                 failures += 1
 
@@ -105,10 +110,20 @@ async def _few_at_a_time(acts: list[Callable[[], None]], cancelled: threading.Ev
         await asyncio.gather(*tasks, *threads, return_exceptions=True)
 
 
+def _passes(error: BrokenOffError | AnswerError) -> bool:
+    return isinstance(error, BrokenOffError) or error.passes
+
+
 async def bring_back(
-    client: HttpClient, assignment: str, folder: AssignmentFolder, *, bucket: Bucket | None = None
+    client: HttpClient,
+    assignment: str,
+    folder: AssignmentFolder,
+    *,
+    on_delay: Callable[[str], None] = lambda _: None,
+    bucket: Bucket | None = None,
 ) -> tuple[FileRef, ...]:
-    """What the worker has saved, until all of it is there: a server that is away is waited for."""
+    """What the worker has saved, until all of it is there: a server that is away, or cannot take it
+    now, is waited for. `on_delay` gets the reason, in a thread."""
     names = sorted(
         path.name
         for path in folder.package.iterdir()
@@ -135,8 +150,12 @@ async def bring_back(
             try:
                 sha256, size = upload(client, path, folder.package / name, progress=progress)
                 return FileRef(path=name, sha256=sha256, size=size)
-            except BrokenOffError:
-                if cancelled.wait(delay_s(failures)):
+            except (BrokenOffError, AnswerError) as error:
+                if not _passes(error):
+                    raise
+                on_delay(str(error))
+                longer = 1.0 if failures < _SOON else _LATER
+                if cancelled.wait(delay_s(failures) * longer):
                     raise
                 failures += 1
 

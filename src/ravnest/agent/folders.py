@@ -1,5 +1,6 @@
 """What lies where while an assignment is worked on, and what is found there after a restart.
 
+undelivered/<assignment>/            results that the server did not want: the only ones there are
 work/<assignment>/assignment.json    as it came
                   order.json         written last before the worker starts
                   ended.json         how the worker ended
@@ -19,6 +20,7 @@ from ravnest.client.known import write_private
 from ravnest.errors import JobError
 
 RESTARTED = "the agent was restarted while the worker was at work"
+_MOST_UNDELIVERED = 8
 _FIXED = {"node.json", "script.py"}
 _UNDER = ("package/", "data/train/", "data/validation/")
 
@@ -96,6 +98,21 @@ class WorkFolders:
             shutil.copyfile(self.of(assignment).log, kept)
             return kept
         return None
+
+    def keep_results(self, assignment: str) -> Path | None:
+        """Of a worker whose server does not want them: it may be wrong about that. They stay until
+        their owner removes them or many others have come."""
+        kept = self.home / "undelivered" / assignment
+        try:
+            kept.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            shutil.rmtree(kept, ignore_errors=True)
+            self.of(assignment).package.replace(kept)
+            older = sorted(kept.parent.iterdir(), key=lambda path: path.stat().st_mtime)
+        except OSError:
+            return None
+        for path in [path for path in older if path != kept][: 1 - _MOST_UNDELIVERED]:
+            shutil.rmtree(path, ignore_errors=True)
+        return kept
 
     def left_behind(self, provider: int) -> tuple[Assignment, WorkEnd] | None:
         """What an earlier agent did not finish and the server should hear of. The rest is

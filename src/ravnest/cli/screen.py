@@ -15,7 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ravnest.api.views import EventView, JobView, Overview, ProviderView, ServerView
-from ravnest.planning.figures import count, plain, quantity, size
+from ravnest.planning.figures import count, passed, plain, quantity, size
 from ravnest.session.showing import scores
 
 WIDE = 400
@@ -102,7 +102,7 @@ def job_table(jobs: Sequence[JobView], now: float) -> Group:
             job.id,
             job.name,
             state(job.state),
-            f"{plain(job.epoch)} / {job.epochs}",
+            f"{passed(job.epoch)} / {job.epochs}",
             "" if job.loss is None else plain(job.loss, 4),
             scores(job.metrics),
             f"{plain(job.samples_per_second)} samples/s" if job.samples_per_second else "",
@@ -124,7 +124,7 @@ def job_facts(job: JobView, now: float) -> Table:
         ("began", "" if job.began_at is None else clock(job.began_at)),
         ("ended", "" if job.ended_at is None else clock(job.ended_at)),
         ("run", str(job.run) if job.run else ""),
-        ("epoch", f"{plain(job.epoch)} of {job.epochs}, step {job.step:,}"),
+        ("epoch", f"{passed(job.epoch)} of {job.epochs}, step {job.step:,}"),
         ("loss", "" if job.loss is None else plain(job.loss, 4)),
         ("score", scores(job.metrics)),
         ("parameters", count(job.parameters) if job.parameters else ""),

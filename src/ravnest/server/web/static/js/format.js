@@ -62,6 +62,12 @@ export const gflops = (value) => joined(gflopsParts(value));
 export const mbps = (value) =>
   value >= 999.5 ? `${(value / 1000).toFixed(1)}${THIN}Gbit/s` : `${short(value)}${THIN}Mbit/s`;
 
+/**
+ * Epochs so far, to the hundredth; never rounded up to one that has not ended.
+ * @param {number} epochs
+ */
+export const passed = (epochs) => String(Math.floor(epochs * 100 + 1e-6) / 100);
+
 /** @param {number} share of one */
 export const percent = (share) => `${Math.round(share * 100)}${THIN}%`;
 

@@ -1,12 +1,11 @@
 /** The top of a job's page: what it is, how it stands, how far it is, what may be done. */
 
 import { h, setText } from "../dom.js";
-import { count, counted, digits, duration, metric, percent, whole } from "../format.js";
+import { count, counted, digits, duration, metric, passed, percent, whole } from "../format.js";
 import { badge, setBadge } from "../ui/badge.js";
 import { timeElement } from "../ui/clock.js";
 import { bar, figure } from "../ui/parts.js";
 import { jobControls } from "./controls.js";
-import { formatEpoch } from "./list.js";
 import { resultParts } from "./result.js";
 
 export class JobHead {
@@ -75,7 +74,7 @@ export class JobHead {
   #showNumbers(job) {
     const share = job.epochs ? Math.min(1, job.epoch / job.epochs) : 0;
     this.progress.set(share, job.state === "running" ? undefined : "calm");
-    this.far.set(formatEpoch(job.epoch), `of ${whole(job.epochs)}`, percent(share));
+    this.far.set(passed(job.epoch), `of ${whole(job.epochs)}`, percent(share));
     this.step.set(whole(job.step), "", "batches so far");
     const running = job.state === "running";
     this.rate.set(running ? digits(job.samples_per_second) : "–", running ? "samples/s" : "", "");

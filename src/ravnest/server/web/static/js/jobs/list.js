@@ -1,7 +1,7 @@
 /** All jobs in a list: which, how far, how fast. Rows are kept and changed in place. */
 
 import { arrange, h, setText } from "../dom.js";
-import { count, digits, metric, percent } from "../format.js";
+import { count, digits, metric, passed, percent } from "../format.js";
 import { badge, setBadge } from "../ui/badge.js";
 import { setTime, timeElement } from "../ui/clock.js";
 import { bar, command, empty, jobLink } from "../ui/parts.js";
@@ -98,7 +98,7 @@ function jobRow(first) {
       const share = job.epochs ? Math.min(1, job.epoch / job.epochs) : 0;
       const moving = job.state !== "done" && job.state !== "stopped" && job.state !== "failed";
       progress.set(share, moving ? undefined : "calm");
-      setText(far, job.run ? `epoch ${formatEpoch(job.epoch)} of ${job.epochs} · ${percent(share)}` : "not started");
+      setText(far, job.run ? `epoch ${passed(job.epoch)} of ${job.epochs} · ${percent(share)}` : "not started");
       setText(facts, factsOf(job).join(" · "));
       setTime(when, job.ended_at ?? job.began_at ?? job.submitted_at);
       setText(reason, job.state === "running" || job.state === "done" ? "" : job.reason);
@@ -119,6 +119,3 @@ function factsOf(job) {
   facts.push(`by ${job.owner}`);
   return facts;
 }
-
-/** @param {number} epoch */
-export const formatEpoch = (epoch) => (Number.isInteger(epoch) ? String(epoch) : epoch.toFixed(1));
