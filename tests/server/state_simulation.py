@@ -336,8 +336,9 @@ class Simulation:
         """The machine has done something: prepared, or trained to some end."""
         agent = self.agents[id]
         if agent.state == "preparing":
-            if how == "refused":
-                agent.say(Refused(assignment=agent.work, reason="no"))
+            if how in ("refused", "declined"):
+                lasting = how == "refused"
+                agent.say(Refused(assignment=agent.work, reason="no", lasting=lasting))
                 agent.free()
             else:
                 agent.state = "ready"

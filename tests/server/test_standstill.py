@@ -124,7 +124,7 @@ def test_fetching_files_is_no_standstill():
     sim.wait(15)
     sim.plan_one("fits")
     sim.talk()
-    sim.wait(2 * LONG_S)
+    sim.wait(1.5 * LONG_S)
     assert sim.world.jobs["j0"].state == "preparing"
 
 

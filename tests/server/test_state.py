@@ -1,16 +1,18 @@
 """What follows from what: single stories on a virtual clock."""
 
+import msgspec
 import pytest
 from state_simulation import FACTS, SETTINGS, Simulation
 
-from ravnest.api.control import Steer
+from ravnest.api.control import Hello, Steer
 from ravnest.api.machine import Caps, Figures, PeerFigure
 from ravnest.errors import JobError
-from ravnest.server.state.events import EnrolledNow, JobSteered
+from ravnest.server.state.events import Connected, EnrolledNow, Fetched, JobSteered
 from ravnest.server.state.machine import handle
 from ravnest.server.state.pool import as_pool, why_not_for
 from ravnest.server.state.records import Job, Provider
 from ravnest.server.state.retrying import MOST_RETRIES
+from ravnest.server.state.world import World
 
 
 def pool_of(count):
@@ -213,6 +215,80 @@ def test_who_refuses_is_not_asked_again():
     assert [spec.id for spec in sim.plans[-1].pool] == [2]
 
 
+def declines(sim, id):
+    """A run is prepared, and this provider cannot take its part just now."""
+    sim.plan_one("fits")
+    sim.talk()
+    assert sim.go_on(id, "declined")
+    sim.talk()
+    sim.wait(SETTINGS.settle_s + 1)
+
+
+def test_who_refuses_for_a_reason_that_passes_is_asked_again_and_waits_longer_each_time():
+    sim = pool_of(2)
+    sim.submit(True, None)
+    sim.wait(15)
+    job = sim.world.jobs["j0"]
+    for wait in (60, 120, 240):
+        declines(sim, 1)
+        assert [spec.id for spec in sim.plans[-1].pool] == [2]
+        sim.plan_one("unfit")
+        sim.wait(wait - SETTINGS.settle_s - 3)
+        assert not sim.plans
+        sim.wait(3)
+        assert [spec.id for spec in sim.plans[-1].pool] == [1, 2]
+    assert (job.refused, job.lost_runs) == ({}, 0)
+    sim.calm_down()
+    assert job.state == "done"
+
+
+def test_who_has_refused_and_then_offers_something_else_is_asked_again():
+    sim = pool_of(2)
+    sim.submit(True, None)
+    sim.wait(15)
+    sim.plan_one("fits")
+    sim.talk()
+    sim.go_on(1, "refused")
+    sim.talk()
+    sim.wait(15)
+    sim.plan_one("unfit")
+    facts = msgspec.structs.replace(FACTS, torch="newer")
+    hello = Hello(protocol=1, facts=facts, caps=Caps(), state="idle", assignment=None)
+    sim.happen(Connected(provider=1, hello=hello))
+    sim.wait(SETTINGS.settle_s + 1)
+    assert [spec.id for spec in sim.plans[-1].pool] == [1, 2]
+
+
+def test_a_pool_that_never_stays_as_it_is_is_planned_with_all_the_same():
+    sim = pool_of(3)
+    sim.submit(True, None)
+    until = sim.now + SETTINGS.settle_most_s
+    while sim.now < until:
+        assert not sim.plans
+        sim.steer_provider(3, "pause")
+        sim.wait(SETTINGS.settle_s / 2)
+        sim.steer_provider(3, "resume")
+        sim.wait(SETTINGS.settle_s / 2)
+    assert len(sim.plans) == 1
+
+
+def test_a_large_share_over_a_slow_line_is_waited_for_as_long_as_it_comes():
+    sim = pool_of(2)
+    sim.submit(True, None)
+    sim.wait(15)
+    sim.plan_one("fits")
+    sim.talk()
+    sim.go_on(1, "done")
+    sim.talk()
+    job = sim.world.jobs["j0"]
+    for _ in range(5):
+        sim.wait(SETTINGS.prepare_s - 1)
+        sim.happen(Fetched(provider=2, assignment=sim.agents[2].work))
+    assert job.state == "preparing"
+    sim.wait(SETTINGS.prepare_s + 1)
+    assert "p2 has not prepared" in job.cause
+
+
 def test_a_run_that_is_not_prepared_in_time_is_lost():
     sim = pool_of(2)
     sim.submit(True, None)
@@ -328,9 +404,10 @@ def test_scripts_run_only_where_the_owner_consents():
         caps = Caps(scripts=consent)
         return Provider(id=1, name="p", digest="", enrolled_at=0, facts=FACTS, caps=caps)
 
-    assert why_not_for(job, provider("never"))
-    assert why_not_for(job, provider("sandboxed")) is None
-    assert why_not_for(job, provider("always")) is None
+    world = World()
+    assert why_not_for(world, job, provider("never"))
+    assert why_not_for(world, job, provider("sandboxed")) is None
+    assert why_not_for(world, job, provider("always")) is None
 
 
 def test_links_are_what_was_measured_and_the_slower_end_through_the_relay():

@@ -4,6 +4,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from state_simulation import Simulation
 
+from ravnest.server.state.events import Fetched
 from ravnest.server.state.records import ENDED_JOBS
 
 CHOICES = {
@@ -22,6 +23,8 @@ CHOICES = {
     "work": 4,
     "fail": 1,
     "refuse": 1,
+    "decline": 1,
+    "fetch": 1,
     "stop by itself": 1,
     "blame": 1,
     "unsaved": 1,
@@ -54,6 +57,7 @@ WORKS = {
     "work": "done",
     "fail": "failed",
     "refuse": "refused",
+    "decline": "declined",
     "stop by itself": "stopped",
     "blame": "blames",
     "unsaved": "unsaved",
@@ -69,6 +73,8 @@ def do(sim, action, number):
     job = jobs[number % len(jobs)] if jobs else None
     if action == "enrol" and len(agents) < 6:
         sim.enrol()
+    elif action == "fetch" and agent is not None and sim.agents[agent].work is not None:
+        sim.happen(Fetched(provider=agent, assignment=sim.agents[agent].work))
     elif action == "submit" and len(jobs) < 4:
         sim.submit(number % 3 > 0, None if number % 2 else 2)
     elif action == "talk":

@@ -8,7 +8,10 @@
     introducing.py who is asked to measure the line to whom
     providers.py  a provider comes, is heard of, goes
     parts.py      a provider's part of a run: prepared, ended, refused, lost
+    declining.py  who refused for a reason that passes is asked again
+    leaving_out.py who fails by itself is done without
     runs.py       a run begins, is stopped, ends
+    standstill.py a run whose workers do nothing any more is lost
     recovery.py   what a lost part means for the others
     jobs.py       a job is submitted, planned, steered
     deadlines.py  what follows from time alone

@@ -26,7 +26,7 @@ def pass_time(world: World, now: float) -> None:
         ended = _first_ends(world, run)
         for part in list(world.open_parts(run.job)):
             # Losing one may have ended the others.
-            limit = _limit(world, run, part, ended) if part.is_open else None
+            limit = _limit(world, run, part, ended, now) if part.is_open else None
             if limit is not None and limit[0] <= now:
                 name = world.providers[part.provider].name
                 runs.lose(world, part, f"{name} {limit[1]} in time", now)
@@ -44,11 +44,16 @@ def _first_ends(world: World, run: Run) -> dict[int, float]:
     return found
 
 
-def _limit(world: World, run: Run, part: Part, ended: dict[int, float]) -> tuple[float, str] | None:
+def _limit(
+    world: World, run: Run, part: Part, ended: dict[int, float], now: float
+) -> tuple[float, str] | None:
     """Until when a part may stay as it is, and what it has not done by then."""
     if run.state == "preparing":
-        due = run.began_at + world.settings.prepare_s
-        return (due, "has not prepared its part") if part.state == "assigned" else None
+        if part.state != "assigned":
+            return None
+        pulse = world.pulses.get(part.id)
+        got_at = run.began_at if pulse is None else min(pulse.advanced_at, now)
+        return got_at + world.settings.prepare_s, "has not prepared its part"
     # Stages of a cluster are done together; clusters are not.
     since = ended.get(part.cluster) if run.stopped_at is None else run.stopped_at
     if since is None:

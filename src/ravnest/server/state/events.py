@@ -53,6 +53,13 @@ class WorkReported(Happening, frozen=True, kw_only=True):
     report: WorkReport
 
 
+class Fetched(Happening, frozen=True, kw_only=True):
+    """A provider has got a file of its part, or some of it."""
+
+    provider: int
+    assignment: str
+
+
 class PartEnded(Happening, frozen=True, kw_only=True):
     """A worker has ended; `results` are files that the server has looked at and found whole."""
 
@@ -119,6 +126,7 @@ Event = (
     | Disconnected
     | Heard
     | WorkReported
+    | Fetched
     | PartEnded
     | ProviderSteered
     | Submitted

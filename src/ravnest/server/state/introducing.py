@@ -40,7 +40,9 @@ def _some(others: Sequence[int], most: int, start: int) -> list[int]:
 
 
 def _ask(world: World, provider: Provider, others: Sequence[Provider], now: float) -> None:
-    known = {peer.provider for peer in provider.figures.peers} if provider.figures else set()
+    # Who was not reached may have been busy, or behind a wall that is open now.
+    found = provider.figures.peers if provider.figures else ()
+    known = {peer.provider for peer in found if peer.mbps > 0}
     peers = tuple(
         PeerAddress(provider=other.id, addresses=other.figures.addresses)
         for other in others

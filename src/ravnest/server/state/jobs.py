@@ -2,7 +2,7 @@
 
 from ravnest.api.control import Steer
 from ravnest.errors import JobError
-from ravnest.server.state import fusing, introducing, leaving_out, pool, retrying, runs
+from ravnest.server.state import declining, fusing, introducing, leaving_out, pool, retrying, runs
 from ravnest.server.state.effects import Discard, DropPlan, MakePlan, Wake
 from ravnest.server.state.events import JobSteered, PlanFailed, PlanMade
 from ravnest.server.state.records import ENDED_JOBS, Job
@@ -24,12 +24,15 @@ def consider(world: World, now: float) -> None:
     waiting = [job for job in world.jobs.values() if job.state in ("waiting", "planned")]
     if not waiting:
         return
-    settled_at = max(
-        pool.changed_at(world, now) + world.settings.settle_s, introducing.measured_by(world, now)
-    )
+    settled_at = _settled_at(world, now)
+    if now >= settled_at:
+        world.held_since = None
     for job in sorted(waiting, key=lambda job: (job.submitted_at, job.id)):
+        declining.ask_those_again(world, job, now)
         if world.judged.get(job.id) == world.pool_version:
             continue
+        if now < settled_at:
+            settled_at = _hold(world, settled_at, now)
         if now < settled_at:
             world.order(Wake(at=settled_at))
             if job.state == "waiting" and not job.reason:
@@ -42,8 +45,22 @@ def consider(world: World, now: float) -> None:
             if job.state == "waiting":
                 world.move(job, "waiting", f"{other} is being planned first")
             continue
+        world.held_since = None
         if not _plan(world, job):
             world.judged[job.id] = world.pool_version
+
+
+def _settled_at(world: World, now: float) -> float:
+    """When the pool has been as it is for long enough, and what is between them is known."""
+    quiet_at = pool.changed_at(world, now) + world.settings.settle_s
+    return max(quiet_at, introducing.measured_by(world, now))
+
+
+def _hold(world: World, settled_at: float, now: float) -> float:
+    """Something is to be planned and the pool is changing: how long that is waited for."""
+    if world.held_since is None or world.held_since > now:
+        world.held_since = now
+    return min(settled_at, world.held_since + world.settings.settle_most_s)
 
 
 def _plan(world: World, job: Job) -> bool:
@@ -214,6 +231,7 @@ def _resume(world: World, job: Job, now: float) -> None:
     job.lost_runs, job.cause, job.ended_at = 0, "", None
     job.refused, job.left_out, job.excused, job.plan_crashes = {}, {}, [], 0
     world.retry_at.pop(job.id, None)
+    world.declined.pop(job.id, None)
     if not fusing.take_up(world, job):
         runs.again(world, job, "resumed", now)
 
@@ -226,6 +244,7 @@ def _delete(world: World, job: Job, now: float) -> None:
     del world.jobs[job.id]
     world.judged.pop(job.id, None)
     world.retry_at.pop(job.id, None)
+    world.declined.pop(job.id, None)
     world.out.remove(job.kind, job.key)
     world.out.remove("spec", job.id)
     world.out.forget(job.id)

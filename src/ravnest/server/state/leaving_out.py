@@ -24,7 +24,7 @@ def consider(world: World, part: Part, cause: str) -> None:
 def _others(world: World, job: Job, failed: int) -> bool:
     """Whether somebody else is there for this job, free or at work."""
     return any(
-        pool.why_not_for(job, world.providers[id]) is None
+        pool.why_not_for(world, job, world.providers[id]) is None
         for id in (*world.free, *world.at_work)
         if id != failed
     )

@@ -8,6 +8,7 @@ from ravnest.server.state.events import (
     Disconnected,
     EnrolledNow,
     Event,
+    Fetched,
     Fused,
     FusingFailed,
     Heard,
@@ -33,6 +34,8 @@ def handle(world: World, event: Event, now: float) -> Effects:
             _heard(world, event, now)
         case WorkReported():
             standstill.reported(world, event.provider, event.assignment, event.report, now)
+        case Fetched():
+            parts.fetched(world, event.provider, event.assignment, now)
         case Started():
             _started(world, now)
         case EnrolledNow():
@@ -60,7 +63,7 @@ def handle(world: World, event: Event, now: float) -> Effects:
             deadlines.pass_time(world, now)
     # Thousands of heartbeats and reports: they change a few fields, and mostly nothing follows.
     if (
-        not isinstance(event, Heard | WorkReported)
+        not isinstance(event, Heard | WorkReported | Fetched)
         or world.out.orders
         or world.pool_version != version
     ):
@@ -96,7 +99,7 @@ def _started(world: World, now: float) -> None:
     for run in world.runs.values():
         if run.state == "fusing":
             runs.order_fusing(world, run)
-        elif run.state == "running":
+        elif run.state in ("preparing", "running"):
             runs.keep_watch(world, run, now)
     deadlines.pass_time(world, now)
     world.order(Wake(at=now + world.settings.return_s))

@@ -1,11 +1,11 @@
 """What agents say about their part of a run."""
 
 from ravnest.api.control import AgentState, Begin, Prepared, Refused, Settled, Steer
-from ravnest.server.state import leaving_out, pool, runs
+from ravnest.server.state import declining, leaving_out, pool, runs
 from ravnest.server.state.effects import Hand, Wake
 from ravnest.server.state.events import PartEnded
 from ravnest.server.state.records import Part
-from ravnest.server.state.world import Presence, World
+from ravnest.server.state.world import Presence, Pulse, World
 
 
 def own_part(world: World, provider: int, assignment: str) -> Part | None:
@@ -34,6 +34,13 @@ def _train_if_all_prepared(world: World, job: str, now: float) -> None:
         runs.train(world, run, now)
 
 
+def fetched(world: World, provider: int, assignment: str, now: float) -> None:
+    """A provider gets files of its part, which may take hours: it has not been lost."""
+    part = own_part(world, provider, assignment)
+    if part is not None and part.state == "assigned":
+        world.pulses.setdefault(part.id, Pulse(advanced_at=now)).advanced_at = now
+
+
 def refused(world: World, provider: int, message: Refused, now: float) -> None:
     part = own_part(world, provider, message.assignment)
     if part is None or not part.is_open:
@@ -44,7 +51,10 @@ def refused(world: World, provider: int, message: Refused, now: float) -> None:
         runs.lose(world, part, f"{name} does not go on: {message.reason}", now)
         return
     # Nothing is lost but time: the next plan is made without it.
-    job.refused[provider] = message.reason
+    if message.lasting:
+        job.refused[provider] = message.reason
+    else:
+        declining.declined(world, job, provider, now)
     part.state, part.reason = "failed", message.reason
     world.save_part(part)
     world.save_job(job)

@@ -32,10 +32,13 @@ def why_not_free(world: World, provider: Provider) -> str | None:
     return None
 
 
-def why_not_for(job: Job, provider: Provider) -> str | None:
+def why_not_for(world: World, job: Job, provider: Provider) -> str | None:
     """Why a provider that is free does not work on this job."""
     if provider.id in job.refused:
         return "not willing"
+    declined = world.declined.get(job.id, {}).get(provider.id)
+    if declined is not None and declined.until is not None:
+        return "not able to for now"
     if provider.id in job.left_out:
         return "left out after failing at it"
     if job.has_script and provider.caps.scripts == "never":
@@ -70,7 +73,7 @@ def willing(world: World, job: Job) -> list[Provider]:
     found = [
         provider
         for provider in map(world.providers.__getitem__, sorted(world.free))
-        if why_not_for(job, provider) is None
+        if why_not_for(world, job, provider) is None
     ]
     if job.max_providers is not None and len(found) > job.max_providers:
         found = sorted(found, key=_worth, reverse=True)[: job.max_providers]
@@ -87,7 +90,8 @@ def why_nobody(world: World, job: Job) -> str:
     counted: Counter[str] = Counter()
     for provider in world.providers.values():
         if not provider.removed:
-            counted[why_not_free(world, provider) or why_not_for(job, provider) or "free"] += 1
+            why = why_not_free(world, provider) or why_not_for(world, job, provider)
+            counted[why or "free"] += 1
     if not counted:
         return "there is no provider yet; `ravnest join` makes a machine one"
     listed = ", ".join(f"{number} {why}" for why, number in sorted(counted.items()))

@@ -34,6 +34,7 @@ def connected(world: World, id: int, hello: Hello, now: float) -> None:
     if (provider.facts, provider.caps) != (hello.facts, hello.caps):
         provider.facts, provider.caps = hello.facts, hello.caps
         world.save_provider(provider)
+        _may_be_willing_now(world, id)
     world.out.providers.add(id)
     settings = world.settings
     world.send(
@@ -58,6 +59,14 @@ def connected(world: World, id: int, hello: Hello, now: float) -> None:
             parts.missing(world, part, now)
     _wish_to_leave(world, id, now)
     pool.review(world, id, now)
+
+
+def _may_be_willing_now(world: World, id: int) -> None:
+    """Its owner has changed what it offers: what it refused before, it may take now."""
+    for job in world.jobs.values():
+        if job.refused.pop(id, None) is not None:
+            world.judged.pop(job.id, None)
+            world.save_job(job)
 
 
 def disconnected(world: World, id: int, reason: str, now: float) -> None:

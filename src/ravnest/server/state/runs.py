@@ -1,6 +1,7 @@
 """A run begins, trains, is stopped or lost, and ends; then it is decided how the job goes on."""
 
 from ravnest.api.control import Begin, Steer
+from ravnest.api.work import MOST_METRICS
 from ravnest.server.state import pool
 from ravnest.server.state.effects import Fuse, Hand, Wake
 from ravnest.server.state.records import Job, Part, Run, part_id
@@ -49,6 +50,7 @@ def train(world: World, run: Run, now: float) -> None:
     """Everybody is prepared."""
     job = world.jobs[run.job]
     run.state, run.training_at = "running", now
+    world.declined.pop(run.job, None)
     job.began_at = now if job.began_at is None else job.began_at
     for part in world.open_parts(run.job):
         part.state = "training"
@@ -152,7 +154,9 @@ def fused(world: World, run: Run, size: int, now: float) -> None:
         job.lost_runs, job.cause = 0, ""
     job.epochs_done, job.fused_run, job.result_bytes = done, run.number, size
     for part in stages:
-        job.metrics.update(part.end.metrics if part.end else {})
+        for name, value in (part.end.metrics if part.end else {}).items():
+            if name in job.metrics or len(job.metrics) < MOST_METRICS:
+                job.metrics[name] = value
     world.save_job(job)
     world.note(now, "info", f"the weights after {done} epochs are fused", job.id)
     if is_done(stages):

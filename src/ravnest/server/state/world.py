@@ -26,6 +26,8 @@ class Settings:
     report_s: float = 1.0
     settle_s: float = 2.0
     """How long the pool must stay as it is before it is planned with."""
+    settle_most_s: float = 30.0
+    """How long that is waited for: a large pool never stays as it is."""
     return_s: float = 10.0
     """How long agents have to come back after the server's start, before pools are judged."""
     probe_s: float = 15.0
@@ -37,7 +39,11 @@ class Settings:
     """How long a provider that is needed may be away."""
     standstill_s: float = 900.0
     """How long the workers of a run may all report no progress before it is given up."""
-    prepare_s: float = 3600.0
+    prepare_s: float = 1800.0
+    """How long a provider may take to prepare its part after it last got a file, or some of it."""
+    declined_s: float = 60.0
+    """How long a provider is done without that refused for a reason that passes; for twice as long
+    each time, up to an hour."""
     stop_s: float = 900.0
     """How long the providers of a run may take to end after it was stopped, or one was done."""
 
@@ -60,8 +66,16 @@ class Presence:
 
 
 @dataclass(slots=True)
+class Declined:
+    """How often a provider has refused a job in vain, and until when it is not asked again."""
+
+    times: int = 0
+    until: float | None = None
+
+
+@dataclass(slots=True)
 class Pulse:
-    """Of a worker: when it was last heard of, and when it last got on."""
+    """Of a part: when its worker was last heard of, and when it last got on. Fetching counts."""
 
     advanced_at: float
     reported_at: float | None = None
@@ -95,6 +109,10 @@ class World:
     pool_version: int = 0
     """Grows with every change of who is free and what they can do."""
     pool_changed_at: float = 0.0
+    held_since: float | None = None
+    """Since when something could be planned if only the pool stayed as it is."""
+    declined: dict[str, dict[int, Declined]] = field(default_factory=dict)
+    """Job id → providers that have refused it for a reason that passes."""
     judged: dict[str, int] = field(default_factory=dict)
     """Job id → version of the pool that its state was last decided with."""
     planning: str | None = None

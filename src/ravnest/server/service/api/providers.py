@@ -17,7 +17,7 @@ from ravnest.server.service.calls import Call, Endpoint
 from ravnest.server.service.files import Download
 from ravnest.server.service.problems import Refusal
 from ravnest.server.service.service import Service
-from ravnest.server.state.events import EnrolledNow, ProviderSteered
+from ravnest.server.state.events import EnrolledNow, Fetched, ProviderSteered
 from ravnest.server.state.parts import own_part
 from ravnest.server.state.records import Part
 
@@ -81,11 +81,13 @@ class _Providers:
         return part
 
     async def file(self, call: Call) -> Response:
-        path = await self._service.run_files.file(self._part(call), call.path("sha256"))
+        part, core = self._part(call), self._service.core
+        path = await self._service.run_files.file(part, call.path("sha256"))
         if not path.is_file():
             raise Refusal("not_found", "this file is gone; the run is probably over")
+        got = Fetched(provider=part.provider, assignment=part.id)
         headers = {"X-Sha256": call.path("sha256")}
-        return Download(path, headers=headers, media_type="application/octet-stream")
+        return Download(path, headers=headers, told=lambda: core.happen(got))
 
     async def result(self, call: Call) -> None:
         service, part, name = self._service, self._part(call), call.path("path")
