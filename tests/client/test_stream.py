@@ -1,9 +1,11 @@
+import threading
+
 import pytest
 from scripted import Scripted, break_off, say
 
 from ravnest.client import transfers
 from ravnest.client.http import BrokenOffError
-from ravnest.client.stream import ServerEvent, follow, parse_events
+from ravnest.client.stream import TIME_HAS_PASSED, ServerEvent, follow, parse_events
 from ravnest.errors import TokenError
 
 
@@ -20,7 +22,8 @@ def test_events_are_cut_out_of_lines():
         "",
         "data: y",
     ]
-    assert list(parse_events(lines)) == [ServerEvent("update", "{\n}"), ServerEvent("message", "x")]
+    events = [ServerEvent("update", "{\n}"), ServerEvent("message", "x")]
+    assert list(parse_events(lines)) == [TIME_HAS_PASSED, *events]
 
 
 def test_a_broken_stream_is_taken_up_again(monkeypatch):
@@ -49,3 +52,23 @@ def test_a_stream_that_is_refused_or_never_begins_is_an_error():
         server.answers["GET", "/api/v1/stream"] = break_off
         with pytest.raises(BrokenOffError):
             next(follow(client, "/stream"))
+
+
+@pytest.mark.parametrize("said", ["event: overview\ndata: all\n\n", ": still here\n\n"])
+def test_a_stream_of_a_server_that_has_nothing_to_say_ends_in_time(said):
+    over = threading.Event()
+
+    def stream(handler):
+        handler.send_response(200)
+        handler.end_headers()
+        handler.wfile.write(said.encode())
+        handler.wfile.flush()
+        over.wait(30)
+        break_off(handler)
+
+    with Scripted() as server, server.client() as client:
+        server.answers["GET", "/api/v1/stream"] = stream
+        try:
+            assert len(list(follow(client, "/stream", for_s=0.5))) == 1
+        finally:
+            over.set()

@@ -9,7 +9,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -128,14 +127,11 @@ class Cast:
 
     def wait(self, what: str, is_so: Callable[[Overview], bool]) -> Overview:
         """The first view of everything in which it is so."""
-        deadline = time.monotonic() + PATIENCE_S
         last: Overview | None = None
         with self.session() as session:
-            for last in session.watch():
+            for last in session.watch(timeout_s=PATIENCE_S):
                 if is_so(last):
                     return last
-                if time.monotonic() > deadline:
-                    break
         raise AssertionError(f"waited in vain for: {what}\n{self.story(last)}")
 
     def wait_for_pool(self, count: int) -> Overview:

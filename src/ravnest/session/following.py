@@ -57,12 +57,14 @@ def within(
     stream: Iterable[ServerEvent],
     clock: Callable[[], float] = time.monotonic,
 ) -> Iterator[ServerEvent]:
-    """The same stream, given up after so long. It speaks often, even if there is no news."""
+    """The same stream, given up after so long; it ends by then if there is no news."""
     deadline = clock() + seconds
     for event in stream:
         yield event
-        if clock() > deadline:
-            raise JobError(f"waited {seconds:.0f} s for {what()}, and there is none yet")
+        if clock() >= deadline:
+            break
+    if clock() >= deadline:
+        raise JobError(f"waited {seconds:.0f} s for {what()}, and there is none yet")
 
 
 def decoded(event: ServerEvent) -> Overview | Changes | None:

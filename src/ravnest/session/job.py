@@ -1,5 +1,6 @@
 """A job on a server, as its requester holds it: ask, steer, follow, fetch."""
 
+import math
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -78,9 +79,9 @@ class Job:
         self, timeout_s: float | None, waiting: Callable[[str], object] | None
     ) -> None:
         job: JobView | None = None
-        events = follow(self._client, "/stream")
-        if timeout_s is not None:
-            events = within(timeout_s, lambda: _wanted(self.id, job), events)
+        for_s = math.inf if timeout_s is None else timeout_s
+        stream = follow(self._client, "/stream", for_s=for_s)
+        events = within(for_s, lambda: _wanted(self.id, job), stream)
         for update in job_updates(events, self.id):
             before, job = job, update.job
             if job.state in AT_WORK or job.state in {"planned", "done", "stopped"}:

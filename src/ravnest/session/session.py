@@ -1,5 +1,6 @@
 """`ravnest.Session`: a server, as people use it who have something to train, or who look."""
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -73,10 +74,11 @@ class Session:
         """All there is to see at this moment."""
         return self.client.get("/overview", Overview)
 
-    def watch(self) -> Iterator[Overview]:
-        """All there is to see, again whenever something changes."""
+    def watch(self, timeout_s: float | None = None) -> Iterator[Overview]:
+        """All there is to see, again whenever something changes; for so long, or for ever."""
         now: Overview | None = None
-        for event in follow(self.client, "/stream"):
+        for_s = math.inf if timeout_s is None else timeout_s
+        for event in follow(self.client, "/stream", for_s=for_s):
             news = decoded(event)
             if isinstance(news, Overview):
                 now = news
