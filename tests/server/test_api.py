@@ -73,7 +73,9 @@ def _context(server):
         ("provider", {"enrol"}),
     ],
 )
-def test_a_role_may_what_the_table_says(server, role, may):
+def test_a_role_may_what_the_table_says(server, role, may, monkeypatch):
+    # So many refusals at once would count as an attack.
+    monkeypatch.setattr(server.ready.service.gate, "_count_wrong", lambda address: None)
     with server.client(server.token(role)) as client:
         for one in table(server.ready.service):
             if one.right is None or one.path.endswith("/stream"):
@@ -92,6 +94,19 @@ def test_wrong_tokens_are_refused_and_not_repeated(server, header):
     )
     assert (answer.status_code, code(answer)) in ((401, "unauthorized"), (429, "limited"))
     assert "AAAA" not in answer.text
+
+
+def test_whoever_asks_for_what_they_may_not_is_limited_as_for_wrong_tokens(tmp_path):
+    with running_server(tmp_path, tls=False) as server:
+        with server.client(server.token("viewer")) as viewer:
+            codes = [viewer.get("tokens").status_code for _ in range(40)]
+            assert codes[0] == 403
+            assert codes[-1] == 429
+            assert viewer.get("overview").status_code == 200
+        with server.client("rav1_AAAA") as wrong:
+            assert wrong.get("overview").status_code == 429
+        with server.client(server.operator) as operator:
+            assert operator.get("tokens").status_code == 200
 
 
 def test_a_token_of_another_server_is_refused(server):

@@ -12,6 +12,8 @@ from ravnest.client.address import ServerAddress
 from ravnest.errors import JobError, RavnestError, ServerError, TokenError
 
 _MOST_FOREIGN_TEXT = 200
+_PASSING = frozenset({408, 425, 429})
+_SERVERS_FAULT = 500
 
 
 class AnswerError(RavnestError):
@@ -24,6 +26,12 @@ class AnswerError(RavnestError):
         """For programs: see `Problem`."""
         self.body = body
         """The whole answer, should there be more in it than a `Problem`."""
+
+    @property
+    def passes(self) -> bool:
+        """It is about the moment: too many requests, a full disk, a proxy before a server that is
+        starting. The same request may be answered otherwise later."""
+        return self.status in _PASSING or self.status >= _SERVERS_FAULT
 
 
 class SaidNoError(AnswerError, ServerError):

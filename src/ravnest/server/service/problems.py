@@ -20,6 +20,7 @@ Code = Literal[
     "limited",
     "late",
     "failed",
+    "full",
 ]
 STATUS: dict[Code, int] = {
     "unauthorized": 401,
@@ -31,6 +32,7 @@ STATUS: dict[Code, int] = {
     "limited": 429,
     "late": 408,
     "failed": 500,
+    "full": 507,
 }
 
 _HEADERS: dict[Code, dict[str, str]] = {
