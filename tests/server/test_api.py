@@ -241,8 +241,9 @@ def test_a_disk_that_fills_while_a_file_comes_is_noticed(tmp_path, monkeypatch):
             for _ in range(20):
                 yield bytes(1 << 20)
 
-        with pytest.raises(Refusal, match="disk of the server is full"):
+        with pytest.raises(Refusal, match="disk of the server is full") as refused:
             await files.receive_blob(NOTHING, None, body())
+        assert refused.value.status == 507
         assert not list((tmp_path / "incoming").iterdir())
         files.close()
 
