@@ -2,9 +2,12 @@
 
 import asyncio
 import contextlib
+import functools
 import json
 import os
+import shutil
 import sys
+import threading
 from pathlib import Path
 
 import psutil
@@ -12,8 +15,9 @@ import pytest
 from made import assignment
 from toyserver import WAIT_S, ToyServer
 
-from ravnest.agent import fetching
+from ravnest.agent import fetching, sandbox
 from ravnest.agent.channel import Pauses
+from ravnest.agent.errand import Errand
 from ravnest.agent.folders import RESTARTED, WorkFolders
 from ravnest.agent.identity import load_identity
 from ravnest.agent.joining import join
@@ -50,6 +54,8 @@ class Running:
 
     def __init__(self, server, home, *, token=True, **settings):
         self.lines = []
+        self.upon = {}
+        """What to do at once when something is told."""
         self._shown = asyncio.Queue()
         self.agent = None
         self._settings = AgentSettings(
@@ -86,6 +92,7 @@ class Running:
 
     def _show(self, event, text):
         self.lines.append((event, text))
+        self.upon.get(event, lambda: None)()
         self._shown.put_nowait(event)
 
     async def tells(self, event):
@@ -245,6 +252,17 @@ def test_a_worker_that_takes_more_memory_than_allowed_is_ended(tmp_path):
     run(test, tmp_path)
 
 
+def test_memory_that_only_the_worker_can_see_is_in_the_heartbeat(tmp_path):
+    async def test(server):
+        async with Running(server, tmp_path / "home"):
+            await train(server, task(server, "on a device"))
+            while (beat := await server.hear(Beat)).worker_memory_bytes != 77_000_000_000:
+                pass
+            assert beat.state == "training"
+
+    run(test, tmp_path)
+
+
 def test_a_dropped_worker_is_gone_and_the_provider_free(tmp_path):
     async def test(server):
         async with Running(server, tmp_path / "home") as running:
@@ -255,6 +273,110 @@ def test_a_dropped_worker_is_gone_and_the_provider_free(tmp_path):
             assert not process.is_running()
 
     run(test, tmp_path)
+
+
+def test_work_that_is_dropped_as_its_results_are_to_be_brought_back(tmp_path):
+    """The task that brings them back began by asking what the agent is at."""
+
+    async def test(server):
+        async with Running(server, tmp_path / "home") as running:
+            await assign(server, task(server))
+            drop, loop = Steer(assignment="a7", action="drop"), asyncio.get_running_loop()
+            running.upon["ended"] = lambda: loop.call_soon(running.agent.heard, drop)
+            await server.say(7, Begin(assignment="a7"))
+            await _beat_of(server, "idle")
+            assert not running.task.done()
+            assert running.told("dropped")
+            await server.say(7, Assign(assignment=task(server)))
+            await server.hear(Prepared)
+
+    run(test, tmp_path)
+
+
+def test_results_that_are_not_wanted_any_more_are_not_brought_back(tmp_path):
+    async def test(server):
+        server.passing = [503] * 1000
+        async with Running(server, tmp_path / "home") as running:
+            await train(server, task(server))
+            await running.tells("returning")
+            bringing = running.agent._errand.task
+            await server.say(7, Steer(assignment="a7", action="drop"))
+            await _beat_of(server, "idle")
+            async with asyncio.timeout(WAIT_S):
+                await asyncio.wait({bringing})
+            assert bringing.cancelled()
+
+    run(test, tmp_path)
+
+
+def test_an_assignment_is_removed_when_its_own_preparing_has_ended(tmp_path, monkeypatch):
+    """Not when that of the next one has."""
+
+    async def test(server):
+        waiting, released = asyncio.Event(), asyncio.Event()
+        prepare = Errand.prepare
+
+        async def held(errand, on_share):
+            if errand.assignment.id != "a7":
+                return await prepare(errand, on_share)
+            try:
+                waiting.set()
+                await asyncio.Event().wait()
+            finally:
+                await released.wait()
+
+        monkeypatch.setattr(Errand, "prepare", held)
+        async with Running(server, tmp_path / "home") as running:
+            await server.hear(Measured)
+            await server.say(7, Assign(assignment=task(server)))
+            await waiting.wait()
+            first = running.agent._errand.task
+            await server.say(7, Steer(assignment="a7", action="drop"))
+            await running.tells("dropped")
+            (removing,) = running.agent._removing
+            await server.say(7, Assign(assignment=assignment("b7", files=files(server))))
+            await server.hear(Prepared)
+            assert not removing.done()
+            released.set()
+            async with asyncio.timeout(WAIT_S):
+                await asyncio.wait({removing})
+            assert first.cancelled()
+
+    run(test, tmp_path)
+
+
+def test_what_takes_long_is_not_done_in_the_thread_that_answers(tmp_path, monkeypatch):
+    threads = {}
+
+    @functools.cache
+    def why_not():
+        threads["sandbox"] = threading.current_thread()
+        return "there is none here"
+
+    rmtree = shutil.rmtree
+
+    def removed(path, **options):
+        threads["rmtree"] = threading.current_thread()
+        rmtree(path, **options)
+
+    monkeypatch.setattr(sandbox, "why_not", why_not)
+    older = tmp_path / "home" / "work" / "older"
+    older.mkdir(parents=True)
+    (older / "assignment.json").write_text("{}")
+
+    async def test(server):
+        async with Running(server, tmp_path / "home", caps=Caps(scripts="sandboxed")):
+            await server.hear(Measured)
+            monkeypatch.setattr(shutil, "rmtree", removed)
+            await server.say(7, Assign(assignment=assignment("s1", script=True)))
+            assert "there is none here" in (await server.hear(Refused)).reason
+            await server.say(7, Assign(assignment=task(server)))
+            await server.hear(Prepared)
+
+    run(test, tmp_path)
+    assert not older.exists()
+    assert set(threads) == {"sandbox", "rmtree"}
+    assert threading.main_thread() not in threads.values()
 
 
 def test_what_cannot_be_fetched_or_belongs_nowhere_is_refused(tmp_path):

@@ -5,7 +5,6 @@ task that reports its end to `control.py`.
 """
 
 import asyncio
-import contextlib
 import time
 from collections.abc import Callable, Coroutine
 from typing import Any
@@ -55,7 +54,6 @@ class Agent:
         )
         self._channel = Channel(around.client, self, pauses)
         self._errand: Errand | None = None
-        self._preparing: asyncio.Task[None] | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._removing: set[asyncio.Task[None]] = set()
         self._clockwork = Clockwork(self._beat, self._overdue, self._set_resting)
@@ -75,6 +73,9 @@ class Agent:
         settings = self._around.settings
         if self._around.listener is not None:
             await self._around.listener.open()
+        if settings.caps.scripts == "sandboxed":
+            # Found out once, and not while others wait for an answer.
+            await asyncio.to_thread(sandbox.why_not)
         self._take_up()
         self._clockwork.watch(settings.caps.hours)
         channel = asyncio.create_task(self._channel.run())
@@ -130,6 +131,7 @@ class Agent:
             if most is not None and used > most and self._around.device == "cpu":
                 too_much = f"used {used >> 20} MB, its owner allows {most >> 20} MB"
                 worker.kill(f"the worker was ended because it {too_much}")
+            used = max(used, worker.memory_bytes)
         self._do(self._control.beat(self._load.memory_free(), used, self._load.cpu()))
 
     def _take_up(self) -> None:
@@ -185,9 +187,9 @@ class Agent:
                 self._go(self._probe(peers))
             case todo.Prepare(assignment=assignment):
                 self._prepare(assignment)
-            case todo.CancelPreparing():
-                if self._preparing is not None:
-                    self._preparing.cancel()
+            case todo.CancelPreparing(assignment=name):
+                if self._errand is not None and self._errand.assignment.id == name:
+                    self._errand.cancel()
             case todo.StartWorker(assignment=assignment, paused=paused):
                 self._start_worker(assignment.id, paused)
             case todo.SteerWorker(action=action):
@@ -197,7 +199,8 @@ class Agent:
                 if self._errand is not None and self._errand.worker is not None:
                     self._errand.worker.kill("it is not wanted any more")
             case todo.BringBack(assignment=assignment, end=end):
-                self._go(self._bring_back(assignment, end))
+                if self._errand is not None and self._errand.assignment.id == assignment.id:
+                    self._errand.task = self._go(self._bring_back(self._errand, end))
             case todo.CleanUp(assignment=name, failed=failed):
                 self._clean_up(name, failed)
             case todo.AcceptCall(call=call):
@@ -247,9 +250,9 @@ class Agent:
             self._do(self._control.measured(figures))
 
     def _prepare(self, assignment: Assignment) -> None:
-        self._folders.tidy(keep=assignment.id)
+        self._folders.put_away_all(but=assignment.id)
         self._errand = Errand(assignment, self._folders.of(assignment.id), self._around)
-        self._preparing = self._go(self._prepared(self._errand))
+        self._errand.task = self._go(self._prepared(self._errand))
 
     async def _prepared(self, errand: Errand) -> None:
         def share(value: float) -> None:
@@ -257,6 +260,7 @@ class Agent:
 
         name = errand.assignment.id
         try:
+            await asyncio.to_thread(self._folders.empty)
             relayed = await errand.prepare(share)
         except (RavnestError, OSError) as error:
             await errand.close()
@@ -273,29 +277,27 @@ class Agent:
         worker = errand.start(
             lambda report: self._do(self._control.reported(name, report)), paused=paused
         )
-        self._go(self._work(errand, worker))
+        errand.task = self._go(self._work(errand, worker))
 
     async def _work(self, errand: Errand, worker: Worker) -> None:
         end = await errand.work(worker)
         self._do(self._control.worker_ended(errand.assignment.id, end))
 
-    async def _bring_back(self, assignment: Assignment, end: WorkEnd) -> None:
-        errand = self._errand
-        assert errand is not None
-
+    async def _bring_back(self, errand: Errand, end: WorkEnd) -> None:
         def delayed(reason: str) -> None:
             if reason != self._why_delayed:
                 self._why_delayed = reason
                 self._show("returning", f"results cannot be brought back now: {reason}")
 
         end, results = await errand.bring_back(end, delayed)
-        self._do(self._control.brought_back(assignment.id, end, results))
+        self._do(self._control.brought_back(errand.assignment.id, end, results))
 
     def _clean_up(self, name: str, failed: bool) -> None:
         errand = self._errand
         if errand is None or errand.assignment.id != name:
             return
         self._errand = None
+        errand.cancel()
         if failed and (kept := self._folders.keep_log(name)) is not None:
             self._show("log", f"what the worker wrote is in {kept}")
         if errand.is_unwanted and (kept := self._folders.keep_results(name)) is not None:
@@ -305,9 +307,9 @@ class Agent:
         task.add_done_callback(self._removing.discard)
 
     async def _remove(self, errand: Errand) -> None:
-        if self._preparing is not None and not self._preparing.done():
-            with contextlib.suppress(asyncio.CancelledError):
-                await asyncio.wait({self._preparing})
+        if errand.task is not None:
+            await asyncio.wait({errand.task})
         await errand.close()
         if self._errand is None or self._errand.assignment.id != errand.assignment.id:
-            await asyncio.to_thread(errand.folder.remove)
+            self._folders.put_away(errand.assignment.id)
+            await asyncio.to_thread(self._folders.empty)

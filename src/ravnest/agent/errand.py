@@ -60,6 +60,8 @@ class Errand:
         self._relayed: dict[str, str] = {}
         self._listen: tuple[str, int] | None = None
         self.worker: Worker | None = None
+        self.task: asyncio.Task[None] | None = None
+        """What is being done about it: it is prepared, its worker runs, its results go back."""
         self.is_unwanted = False
         """There are results, and the server has said that it will not take them."""
 
@@ -208,6 +210,11 @@ class Errand:
             self.is_unwanted = True
             reason = f"the results cannot be brought back: {error}"[:4000]
             return msgspec.structs.replace(end, outcome="failed", saved=False, reason=reason), ()
+
+    def cancel(self) -> None:
+        """What is being done about it, unless that is who asks."""
+        if self.task is not None and self.task is not asyncio.current_task():
+            self.task.cancel()
 
     async def close(self) -> None:
         await self._tunnels.close()

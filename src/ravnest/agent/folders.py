@@ -1,5 +1,6 @@
 """What lies where while an assignment is worked on, and what is found there after a restart.
 
+gone/…                               put away, to be removed
 undelivered/<assignment>/            results that the server did not want: the only ones there are
 work/<assignment>/assignment.json    as it came
                   order.json         written last before the worker starts
@@ -9,6 +10,7 @@ work/<assignment>/assignment.json    as it came
 
 import contextlib
 import shutil
+import uuid
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -74,9 +76,6 @@ class AssignmentFolder:
     def record_end(self, end: WorkEnd) -> None:
         write_private(self.path / "ended.json", msgspec.json.encode(end))
 
-    def remove(self) -> None:
-        shutil.rmtree(self.path, ignore_errors=True)
-
 
 @dataclass(frozen=True)
 class WorkFolders:
@@ -88,6 +87,10 @@ class WorkFolders:
     def root(self) -> Path:
         return self.home / "work"
 
+    @property
+    def gone(self) -> Path:
+        return self.home / "gone"
+
     def of(self, assignment: str) -> AssignmentFolder:
         return AssignmentFolder(self.root / assignment)
 
@@ -95,7 +98,7 @@ class WorkFolders:
         """Of a worker that failed; only the last one's is kept."""
         kept = self.home / "last-failed-worker.log"
         with contextlib.suppress(OSError):
-            shutil.copyfile(self.of(assignment).log, kept)
+            self.of(assignment).log.replace(kept)
             return kept
         return None
 
@@ -128,14 +131,25 @@ class WorkFolders:
             return None
         found.sort(key=lambda each: each[0])
         for _, older, _ in found[:-1]:
-            self.of(older.id).remove()
+            shutil.rmtree(self.of(older.id).path, ignore_errors=True)
         return found[-1][1:]
 
-    def tidy(self, keep: str) -> None:
+    def put_away(self, assignment: str) -> None:
+        """Out of the way at once, so that the same may come again; `empty` takes longer."""
+        self.gone.mkdir(parents=True, exist_ok=True, mode=0o700)
+        with contextlib.suppress(FileNotFoundError):
+            self.of(assignment).path.replace(self.gone / uuid.uuid4().hex)
+
+    def put_away_all(self, but: str) -> None:
         """Nothing is needed but that assignment."""
         for folder in self.root.glob("*/"):
-            if folder.name != keep:
-                shutil.rmtree(folder, ignore_errors=True)
+            if folder.name != but:
+                self.put_away(folder.name)
+
+    def empty(self) -> None:
+        """Remove what was put away. Not for the thread of the event loop."""
+        for folder in self.gone.glob("*/"):
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 def _unfinished(folder: Path) -> tuple[Assignment, WorkEnd] | None:

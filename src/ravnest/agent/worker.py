@@ -53,6 +53,8 @@ class Worker:
         self._epochs_done = epochs_done
         self._unsaid: list[Steering] = ["pause"] if paused else []
         """Said before there was anybody to hear it."""
+        self.memory_bytes = 0
+        """As it last said itself: also on a device, where nobody else can see it."""
         self._process: asyncio.subprocess.Process | None = None
         self._end: WorkEnd | None = None
         self._killed_for: str | None = None
@@ -122,6 +124,7 @@ class Worker:
                 self._end = said.end
                 return
             if isinstance(said, Report):
+                self.memory_bytes = said.report.memory_bytes or self.memory_bytes
                 self._on_report(said.report)
 
     def _outcome(self, code: int) -> WorkEnd:
