@@ -44,6 +44,8 @@ class ToyServer:
         self.refuses = None
         self.passing = []
         """Statuses that the next results get for an answer."""
+        self.asked = []
+        """Hashes of files."""
         self.unfit = []
         """And those that ask for files."""
         self.heartbeat_s = 0.2
@@ -151,6 +153,7 @@ class ToyServer:
 
     async def _file(self, request):
         self._provider(request)
+        self.asked.append(request.path_params["sha256"])
         if self.unfit:
             return Response(b"try later", self.unfit.pop(0))
         content = self.files.get(request.path_params["sha256"])

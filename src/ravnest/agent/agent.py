@@ -313,3 +313,4 @@ class Agent:
         if self._errand is None or self._errand.assignment.id != errand.assignment.id:
             self._folders.put_away(errand.assignment.id)
             await asyncio.to_thread(self._folders.empty)
+            await asyncio.to_thread(errand.forget_files)

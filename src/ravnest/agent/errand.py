@@ -15,6 +15,7 @@ from ravnest.agent.addresses import join_host_port
 from ravnest.agent.fetching import bring_back, fetch
 from ravnest.agent.folders import AssignmentFolder
 from ravnest.agent.identity import Identity
+from ravnest.agent.keeping import KeptFiles
 from ravnest.agent.machine import threads_of, worker_environment
 from ravnest.agent.pacing import Bucket
 from ravnest.agent.peers import PeerListener, find
@@ -62,6 +63,8 @@ class Errand:
         self.worker: Worker | None = None
         self.task: asyncio.Task[None] | None = None
         """What is being done about it: it is prepared, its worker runs, its results go back."""
+        self.is_finished = False
+        """The worker has trained all that there was to train."""
         self.is_unwanted = False
         """There are results, and the server has said that it will not take them."""
 
@@ -80,7 +83,14 @@ class Errand:
                 told = value
                 loop.call_soon_threadsafe(on_share, value)
 
-        await fetch(around.client, self.assignment, self.folder, on_share=share, bucket=around.down)
+        await fetch(
+            around.client,
+            self.assignment,
+            self.folder,
+            KeptFiles(around.settings.home),
+            on_share=share,
+            bucket=around.down,
+        )
         self.folder.place_document(self.assignment)
         relayed = await self._find_neighbours()
         tunnels = await self._tunnels.open(relayed)
@@ -205,6 +215,7 @@ class Errand:
             results = await bring_back(
                 around.client, self.assignment.id, self.folder, on_delay=delayed, bucket=around.up
             )
+            self.is_finished = end.outcome == "done"
             return end, results
         except (AnswerError, OSError) as error:
             self.is_unwanted = True
@@ -218,6 +229,11 @@ class Errand:
 
     async def close(self) -> None:
         await self._tunnels.close()
+
+    def forget_files(self) -> None:
+        """Those kept for another run, if there will be none. Not for the event loop's thread."""
+        if self.is_finished:
+            KeptFiles(self._around.settings.home).drop(self.assignment.job)
 
 
 def _free_port() -> int:

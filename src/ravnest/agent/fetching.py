@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from ravnest.agent.folders import AssignmentFolder
+from ravnest.agent.keeping import KeptFiles
 from ravnest.agent.machine import free_disk
 from ravnest.agent.pacing import Bucket
 from ravnest.api.limits import FileRef
@@ -37,19 +38,18 @@ async def fetch(
     client: HttpClient,
     assignment: Assignment,
     folder: AssignmentFolder,
+    kept: KeptFiles,
     *,
     on_share: Share,
     bucket: Bucket | None = None,
 ) -> None:
-    """All files, each in its place. What is there already is checked, not fetched again."""
+    """All files, each in its place. What is there already, or was kept of an earlier run of the
+    job, is checked, not fetched again."""
     targets = [(file, folder.target(file.path)) for file in assignment.files]
     if len({target for _, target in targets}) != len(targets):
         raise JobError("the assignment has two files of the same name")
     total = sum(file.size for file, _ in targets)
-    results = sum(file.size for file, _ in targets if file.path.startswith("package/"))
-    needed, free = total + results + _SPARE_DISK, free_disk(folder.path)
-    if needed > free:
-        raise JobError(f"not enough disk: {needed >> 20} MB are needed, {free >> 20} MB are free")
+    await asyncio.to_thread(_find_room, assignment, folder, kept)
     cancelled, lock, done = threading.Event(), threading.Lock(), 0
     deadline = time.monotonic() + _SERVER_AWAY_S
 
@@ -65,6 +65,10 @@ async def fetch(
 
     def one(file: FileRef, target: Path) -> None:
         if target.is_file() and hash_file(target) == (file.sha256, file.size):
+            kept.keep(assignment.job, file, target)
+            advance(file.size)
+            return
+        if kept.put(assignment.job, file, target):
             advance(file.size)
             return
         before = 0
@@ -80,6 +84,7 @@ async def fetch(
                 download(
                     client, path, target, sha256=file.sha256, size=file.size, progress=progress
                 )
+                kept.keep(assignment.job, file, target)
                 return
             except (BrokenOffError, AnswerError) as error:
                 # The server may be starting anew.
@@ -89,6 +94,24 @@ async def fetch(
                 failures += 1
 
     await _few_at_a_time([lambda pair=pair: one(*pair) for pair in targets], cancelled)  # type: ignore[misc]
+
+
+def _find_room(assignment: Assignment, folder: AssignmentFolder, kept: KeptFiles) -> None:
+    kept.expect(assignment.job, assignment.files)
+    missing = results = 0
+    for file in assignment.files:
+        if file.path.startswith("package/"):
+            results += file.size
+        target = folder.target(file.path)
+        here = target.is_file() and target.stat().st_size == file.size
+        if not here and not kept.has(assignment.job, file):
+            missing += file.size
+    needed = missing + results + _SPARE_DISK
+    if needed > free_disk(folder.path):
+        kept.make_room(assignment.job)
+    free = free_disk(folder.path)
+    if needed > free:
+        raise JobError(f"not enough disk: {needed >> 20} MB are needed, {free >> 20} MB are free")
 
 
 async def _few_at_a_time(acts: list[Callable[[], None]], cancelled: threading.Event) -> None:

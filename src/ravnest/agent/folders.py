@@ -1,5 +1,6 @@
 """What lies where while an assignment is worked on, and what is found there after a restart.
 
+files/…                              see `keeping.py`
 gone/…                               put away, to be removed
 undelivered/<assignment>/            results that the server did not want: the only ones there are
 work/<assignment>/assignment.json    as it came

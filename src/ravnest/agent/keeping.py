@@ -1,0 +1,89 @@
+"""Files of jobs, kept by their hash: the next run of a job wants mostly the same as the last.
+
+    files/<job>/<sha256>     also in the folder of the assignment, as a hard link
+
+A job that this machine has finished leaves nothing here; others leave what their newest run refers
+to, until a day has passed, other jobs have come, or the disk is needed. Whatever is taken from here
+is checked first: a worker may have written to it.
+"""
+
+import contextlib
+import os
+import shutil
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from ravnest.api.limits import FileRef
+from ravnest.client.http import hash_file
+
+_MOST_JOBS = 4
+_LONGEST_S = 24 * 3600.0
+
+
+@dataclass(frozen=True)
+class KeptFiles:
+    """All of them, under the agent's home."""
+
+    home: Path
+
+    @property
+    def root(self) -> Path:
+        return self.home / "files"
+
+    def expect(self, job: str, files: Iterable[FileRef]) -> None:
+        """A run of that job begins with these; what cannot be of use any more goes."""
+        folder = self.root / job
+        wanted = {file.sha256 for file in files}
+        with contextlib.suppress(OSError):
+            folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+            os.utime(folder)
+            for path in folder.iterdir():
+                if path.name not in wanted:
+                    path.unlink()
+        newest = self._others(job)
+        too_old = time.time() - _LONGEST_S
+        for place, (at, other) in enumerate(newest, start=1):
+            if place >= _MOST_JOBS or at < too_old:
+                shutil.rmtree(other, ignore_errors=True)
+
+    def has(self, job: str, file: FileRef) -> bool:
+        """As far as its size tells."""
+        with contextlib.suppress(OSError):
+            return (self.root / job / file.sha256).stat().st_size == file.size
+        return False
+
+    def put(self, job: str, file: FileRef, target: Path) -> bool:
+        """The file in its place, if it is here and is what it should be."""
+        kept = self.root / job / file.sha256
+        try:
+            if hash_file(kept) != (file.sha256, file.size):
+                kept.unlink()
+                return False
+            target.parent.mkdir(parents=True, exist_ok=True)
+            target.unlink(missing_ok=True)
+            target.hardlink_to(kept)
+        except OSError:
+            return False
+        return True
+
+    def keep(self, job: str, file: FileRef, source: Path) -> None:
+        """Where links cannot be made, nothing is kept: a copy would need the disk twice."""
+        kept = self.root / job / file.sha256
+        with contextlib.suppress(OSError):
+            kept.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            kept.hardlink_to(source)
+
+    def drop(self, job: str) -> None:
+        shutil.rmtree(self.root / job, ignore_errors=True)
+
+    def make_room(self, job: str) -> None:
+        """The disk is needed for that job."""
+        for _, other in self._others(job):
+            shutil.rmtree(other, ignore_errors=True)
+
+    def _others(self, job: str) -> list[tuple[float, Path]]:
+        """Of other jobs, the newest first."""
+        found = [(path.stat().st_mtime, path) for path in self.root.glob("*/") if path.name != job]
+        return sorted(found, reverse=True)
