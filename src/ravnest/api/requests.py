@@ -12,6 +12,11 @@ Role = Literal["provider", "requester", "viewer", "operator"]
 everything. operator: may do all of this, steer everybody's jobs, and make tokens."""
 
 
+SUBMISSION_KEY = "Idempotency-Key"
+"""Header of POST /jobs: what the requester calls this submission. Sent again with it, a submission
+whose answer was lost makes no second job."""
+
+
 class Enrol(Strict, frozen=True, kw_only=True):
     """POST /api/v1/enrol with a provider token as bearer: become a provider."""
 

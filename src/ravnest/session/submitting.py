@@ -1,10 +1,12 @@
 """From a request to a job on the server: prepared, uploaded by content, submitted.
 
 Files that the server has are not sent again, so a submission that broke off is simply repeated:
-rows are shuffled by the seed, and equal requests make equal files.
+rows are shuffled by the seed, and equal requests make equal files. The last step, which makes the
+job, has a key: if its answer is lost it is sent again, and makes no second job.
 """
 
 import logging
+import secrets
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -12,9 +14,10 @@ from pathlib import Path
 import msgspec
 
 from ravnest.api.limits import encode
+from ravnest.api.requests import SUBMISSION_KEY
 from ravnest.api.views import JobView
-from ravnest.client.http import HttpClient
-from ravnest.client.transfers import upload_blob
+from ravnest.client.http import BrokenOffError, HttpClient
+from ravnest.client.transfers import delay_s, upload_blob
 from ravnest.errors import ServerError
 from ravnest.planning.figures import quantity, size
 from ravnest.session.preparing import Prepared, prepare
@@ -23,6 +26,7 @@ from ravnest.session.request import JobRequest
 logger = logging.getLogger("ravnest.session")
 
 CHECKED_S = 1800.0
+_ATTEMPTS = 6
 
 Progress = Callable[[str, int, int], None]
 """(what, bytes done, bytes in all)"""
@@ -37,12 +41,8 @@ def submit(client: HttpClient, request: JobRequest, progress: Progress | None = 
 
 def _post(client: HttpClient, prepared: Prepared) -> JobView:
     """The server answers when it has checked the model, which may take it a while."""
-    headers = {"Content-Type": "application/json"}
-    content = encode(prepared.spec)
-    with client.open(
-        "POST", "/jobs", content=content, headers=headers, timeout_s=CHECKED_S
-    ) as answer:
-        body = answer.read()
+    headers = {"Content-Type": "application/json", SUBMISSION_KEY: secrets.token_hex(16)}
+    body = _repeated(client, encode(prepared.spec), headers)
     try:
         return msgspec.json.decode(body, type=JobView)
     except msgspec.DecodeError as error:
@@ -50,6 +50,20 @@ def _post(client: HttpClient, prepared: Prepared) -> JobView:
             f"{client.address} has taken the job, and answers with something this release does "
             f"not understand ({error}); do server and client have the same version?"
         ) from error
+
+
+def _repeated(client: HttpClient, content: bytes, headers: dict[str, str]) -> bytes:
+    """The answer. Whatever of it was lost is asked for again, under the same key."""
+    for attempt in range(_ATTEMPTS):
+        try:
+            with client.open(
+                "POST", "/jobs", content=content, headers=headers, timeout_s=CHECKED_S
+            ) as answer:
+                return answer.read()
+        except BrokenOffError:
+            if attempt + 1 == _ATTEMPTS or client.closed.wait(delay_s(attempt)):
+                raise
+    raise AssertionError("the last attempt returns or raises")
 
 
 def send_files(client: HttpClient, prepared: Prepared, progress: Progress | None = None) -> None:

@@ -1,0 +1,54 @@
+"""A submission whose answer was lost is sent again, and makes no second job."""
+
+import pytest
+import torch
+from session.fake_office import Office
+from starlette.responses import Response
+from torch import nn
+
+from ravnest.api.requests import SUBMISSION_KEY
+from ravnest.session import Session, submitting
+
+
+class Forgetful(Office):
+    """Takes a job, and the line breaks before all of its answer is said."""
+
+    def __init__(self, losses):
+        super().__init__()
+        self.losses = losses
+        self.by_key = []
+
+    async def _submit(self, request):
+        key = request.headers[SUBMISSION_KEY]
+        known = dict(self.by_key)
+        answer = known.get(key) or await super()._submit(request)
+        self.by_key.append((key, answer))
+        if self.losses:
+            self.losses -= 1
+            return Response(b"{", headers={"Content-Length": "1000"})
+        return answer
+
+
+def submit(office):
+    with Session(office.url, insecure=True) as session:
+        rows = {"x": torch.randn(16, 4), "y": torch.randint(0, 2, (16,))}
+        return session.submit(nn.Linear(4, 2), torch.randn(4, 4), rows, batch_size=4)
+
+
+@pytest.fixture(autouse=True)
+def impatient(monkeypatch):
+    monkeypatch.setattr(submitting, "delay_s", lambda attempt: 0.0)
+
+
+def test_a_submission_whose_answer_is_lost_is_repeated_under_its_key():
+    with Forgetful(losses=2) as office:
+        job = submit(office)
+        assert [key for key, _ in office.by_key] == [office.by_key[0][0]] * 3
+        assert list(office.jobs) == [job.id]
+
+
+def test_another_submission_has_another_key():
+    with Forgetful(losses=0) as office:
+        first, second = submit(office), submit(office)
+        assert first.id != second.id
+        assert len({key for key, _ in office.by_key}) == 2
