@@ -1,7 +1,6 @@
 """All parts of a running server, put together, started and ended."""
 
 import asyncio
-import logging
 import re
 import shutil
 import time
@@ -28,10 +27,11 @@ from ravnest.server.service.errands import Errands
 from ravnest.server.service.files import Files
 from ravnest.server.service.forgetting import Forgetting
 from ravnest.server.service.gate import Dashboard, Gate
+from ravnest.server.service.intake import Intake
+from ravnest.server.service.keeping import Keeping, note_hashes
 from ravnest.server.service.live import LiveRun
 from ravnest.server.service.patience import Patience
 from ravnest.server.service.runfiles import RunFiles
-from ravnest.server.service.specs import hashes_needed
 from ravnest.server.service.stream import Sight, Stream
 from ravnest.server.service.views import Progress, event_view, job_view, provider_view, run_view
 from ravnest.server.service.work import WorkLimits, Workshop
@@ -40,12 +40,9 @@ from ravnest.server.state.parts import own_part
 from ravnest.server.state.world import Settings, World
 from ravnest.server.store import Store
 
-logger = logging.getLogger("ravnest.server")
-
 _SERIES = re.compile(r"[\w/.@ -]{1,80}")
 _PROGRESS_S = 10.0
 _LARGEST = 1 << 53
-_DAY_S = 24 * 3600.0
 
 
 @dataclass(frozen=True)
@@ -93,7 +90,6 @@ class Service:
         self.core.number_points_from(points)
         tokens = [msgspec.json.decode(body, type=TokenRecord) for body in records["token"]]
         self.access = Access(authority.fingerprint, tokens, self._credential_digest)
-        self._forgetting = Forgetting(self.access, self.core, clock)
         self.gate = Gate(self.access, names=options.names, dashboard=options.dashboard, clock=clock)
         self.metrics = Metrics(self.world)
         self.desk = Desk(self.gate, self.metrics.count_call, options.patience)
@@ -101,8 +97,18 @@ class Service:
         self.files = Files(
             self.folders, most_bytes=options.most_upload_bytes, quota_bytes=options.quota_bytes
         )
+        self.keeping = Keeping(self.core, self.files, clock)
+        self._forgetting = Forgetting(self.access, self.core, self.keeping, clock)
         self.run_files = RunFiles(self.folders, self.files, self.world)
         self.workshop = Workshop(options.work)
+        self.intake = Intake(
+            self.core,
+            self.folders,
+            self.files,
+            self.keeping,
+            self.workshop,
+            most_jobs=options.most_jobs,
+        )
         self.errands = Errands(
             self.core, self.folders, self.files, self.run_files, self.connections, self.workshop
         )
@@ -148,20 +154,12 @@ class Service:
         self._forgetting.begin()
 
     def _tidy(self) -> None:
-        """Files of jobs that are gone, or that never came to be."""
+        """What a server before this one has left behind."""
         self.files.begin()
         for folder in self.folders.jobs.iterdir():
             if folder.name not in self.world.jobs:
                 shutil.rmtree(folder, ignore_errors=True)
-        needed = self.core.store.ask(hashes_needed).result()
-        gone = self.files.forget_old(needed, self.clock() - _DAY_S)
-        if gone:
-            logger.info("removed %d files that no job needs", gone)
-
-    async def forget_files(self, hashes: set[str]) -> None:
-        """Files of a job that is gone, as far as no other job has them."""
-        needed = await self.core.read(hashes_needed)
-        await self.files.off_loop(self.files.forget, hashes - needed)
+        note_hashes(self.core.store, self.world.jobs)
 
     def begin_to_close(self) -> None:
         """Let go of everybody; requests that are being answered may end."""

@@ -247,6 +247,7 @@ def _delete(world: World, job: Job, now: float) -> None:
     world.declined.pop(job.id, None)
     world.out.remove(job.kind, job.key)
     world.out.remove("spec", job.id)
+    world.out.remove("hashes", job.id)
     world.out.forget(job.id)
     world.out.jobs.add(job.id)
     world.order(Discard(job=job.id))

@@ -79,6 +79,8 @@ class Job(Record, kw_only=True):
     """Id of the token it was submitted with."""
     owner_name: str
     owner_role: str = "requester"
+    submission: str = ""
+    """What its requester calls the submission: sent again, it is still this job."""
     submitted_at: float
     state: JobState = "waiting"
     reason: str = ""

@@ -3,7 +3,6 @@
 import math
 
 from ravnest.api.jobs import DataSpec, JobSpec
-from ravnest.api.limits import FileRef
 from ravnest.errors import JobError
 from ravnest.recipes.checking import check_columns, check_recipe
 from ravnest.recipes.kinds import SIZES
@@ -64,11 +63,3 @@ def _check_sizes(name: str, data: DataSpec) -> None:
                     f"{name}: shard {number}, field {column.name!r}: {shard.rows} rows take "
                     f"{least} bytes, and the file has {file.size}"
                 )
-
-
-def missing_text(missing: list[FileRef], wrong: list[FileRef]) -> str:
-    listed = " ".join(file.sha256 for file in [*missing, *wrong][:50])
-    text = f"{len(missing)} files of the job have not been uploaded"
-    if wrong:
-        text += f", {len(wrong)} have another size than the job says"
-    return f"{text}: {listed}"

@@ -37,11 +37,12 @@ class _Operators:
         await self._service.core.keep([Put("token", record.id, encode(record))])
 
     async def steer(self, call: Call) -> None:
+        wanted = await call.body(ProviderAction)
         id = int(call.path("provider"))
+        # Not before the body has come: somebody else may have removed it meanwhile.
         known = self._service.world.providers.get(id)
         if known is None or known.removed:
             raise Refusal("not_found", f"there is no provider {id}")
-        wanted = await call.body(ProviderAction)
         event = ProviderSteered(provider=id, action=wanted.action, by=call.caller.name)
         await self._service.core.happen(event)
 

@@ -1,31 +1,28 @@
 """What requesters ask: to keep files, to run jobs, to steer them, to have the result."""
 
 import re
-import secrets
-import shutil
 from pathlib import Path
 
 from starlette.responses import Response
 
 from ravnest.api.jobs import JobSpec
-from ravnest.api.limits import FileRef, encode
-from ravnest.api.requests import JobAction
+from ravnest.api.requests import SUBMISSION_KEY, JobAction
 from ravnest.api.views import JobView
 from ravnest.errors import JobError
-from ravnest.server.changes import Put, Remove
-from ravnest.server.planjob.outcome import PlanOrder
-from ravnest.server.service.api.checking import check_job, missing_text
+from ravnest.server.changes import Remove
+from ravnest.server.service.api.checking import check_job
 from ravnest.server.service.api.providers import content_length
 from ravnest.server.service.calls import Call, Endpoint
 from ravnest.server.service.files import Download
 from ravnest.server.service.problems import Refusal
 from ravnest.server.service.service import Service
-from ravnest.server.service.specs import hashes_in
-from ravnest.server.state.events import JobSteered, Submitted
+from ravnest.server.service.specs import hashes_of
+from ravnest.server.state.events import JobSteered
 from ravnest.server.state.records import Job
 
 SPEC_BYTES = 64 << 20
 _SHA256 = re.compile(r"[0-9a-f]{64}")
+_KEY = re.compile(r"[A-Za-z0-9_-]{8,64}")
 RESULTS = {"safetensors": "trained_state_dict.safetensors", "pt": "trained_state_dict.pt"}
 
 
@@ -42,7 +39,7 @@ class _Requesters:
         return sha256
 
     async def has_blob(self, call: Call) -> Response:
-        size = self._service.files.size(self._sha256(call))
+        size = self._service.files.touch(self._sha256(call))
         headers = {} if size is None else {"X-Size": str(size)}
         return Response(status_code=404 if size is None else 200, headers=headers)
 
@@ -55,75 +52,29 @@ class _Requesters:
 
     async def submit(self, call: Call) -> JobView:
         service = self._service
+        key = call.request.headers.get(SUBMISSION_KEY, "")
+        if key and _KEY.fullmatch(key) is None:
+            raise Refusal("invalid", f"{SUBMISSION_KEY} is 8 to 64 of: A to Z, a to z, 0 to 9, _ -")
         spec = await call.body(JobSpec, SPEC_BYTES)
-        if len(service.world.jobs) >= service.options.most_jobs:
-            raise Refusal("conflict", "the server has as many jobs as it can; delete some")
         await service.files.off_loop(check_job, spec)
-        missing, wrong = await service.files.off_loop(self._not_here, spec)
-        if missing or wrong:
-            raise Refusal("conflict", missing_text(missing, wrong))
-        id = self._new_id()
-        folder = service.folders.job(id)
-        try:
-            await service.files.off_loop(self._place_model, spec, folder)
-            await self._check_model(spec, folder)
-            caller = call.caller
-            assert caller.token is not None
-            job = Job.of(id, spec, caller.token, caller.name, caller.kind, service.clock())
-            await service.core.happen(Submitted(job=job), [Put("spec", id, encode(spec))])
-        except BaseException:
-            if id not in service.world.jobs:
-                shutil.rmtree(folder, ignore_errors=True)
-            raise
-        return _shown(service, id)
-
-    def _new_id(self) -> str:
-        while (id := secrets.token_hex(3)) in self._service.world.jobs or id.isdigit():
-            pass
-        return id
-
-    def _not_here(self, spec: JobSpec) -> tuple[list[FileRef], list[FileRef]]:
-        """Files that were not uploaded, and those that are of another size."""
-        missing, wrong = [], []
-        for file in spec.files().values():
-            size = self._service.files.size(file.sha256)
-            if size is None:
-                missing.append(file)
-            elif size != file.size:
-                wrong.append(file)
-        return missing, wrong
-
-    def _place_model(self, spec: JobSpec, folder: Path) -> None:
-        model = folder / "model"
-        model.mkdir(parents=True)
-        for file in spec.model:
-            source, target = self._service.folders.blob(file.sha256), model / file.path
-            try:
-                target.hardlink_to(source)
-            except OSError:  # another file system, or one without links
-                shutil.copyfile(source, target)
-
-    async def _check_model(self, spec: JobSpec, folder: Path) -> None:
-        """In a process of its own: nobody knows what is in it."""
-        order = PlanOrder(task="check", spec=spec, model=str(folder / "model"))
-        outcome = await self._service.workshop.do(folder / "check", order)
-        if outcome.error:
-            raise JobError(f"the model was refused: {outcome.error}")
+        return _shown(service, await service.intake.take(spec, call.caller, key))
 
     async def steer(self, call: Call) -> JobView | None:
-        service, job = self._service, _own_job(self._service, call)
+        service = self._service
         wanted = await call.body(JobAction)
+        id = _own_job(service, call).id
         deletes = wanted.action == "delete"
-        extra = [Remove("progress", job.id)] if deletes else []
-        spec = await service.core.read(lambda db: db.record("spec", job.id)) if deletes else None
-        event = JobSteered(job=job.id, action=wanted.action, by=call.caller.name)
+        extra = [Remove("progress", id)] if deletes else []
+        hashes = await service.core.read(lambda db: hashes_of(db, id)) if deletes else set()
+        event = JobSteered(job=id, action=wanted.action, by=call.caller.name)
+        job_of(service, call)  # somebody else may have deleted it meanwhile
         try:
             await service.core.happen(event, extra)
         except JobError as error:
             raise Refusal("conflict", str(error)) from None
         if not deletes:
-            return _shown(service, job.id)
-        await service.forget_files(hashes_in(spec or b""))
+            return _shown(service, id)
+        await service.keeping.forget(hashes)
         return None
 
     async def result(self, call: Call) -> Response:
@@ -172,7 +123,8 @@ def _own_job(service: Service, call: Call) -> Job:
 
 def _shown(service: Service, id: str) -> JobView:
     view = service.job_view(id)
-    assert view is not None
+    if view is None:
+        raise Refusal("not_found", f"job {id} has been deleted meanwhile")
     return view
 
 
@@ -200,7 +152,8 @@ def endpoints(service: Service) -> list[Endpoint]:
             "/api/v1/jobs",
             "submit",
             here.submit,
-            "Submit a job; its files are there already, else 409 with their hashes",
+            "Submit a job; its files are there already, else 409 with their hashes. Sent again "
+            f"with the same {SUBMISSION_KEY} (header), it is still one job",
             body=JobSpec,
             answer=JobView,
             limit="submit",

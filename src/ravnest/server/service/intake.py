@@ -1,0 +1,152 @@
+"""Jobs on their way in: their files looked for, their model checked, then recorded.
+
+That takes a while. Meanwhile a submission counts as a job, its files stay, and the same submission
+sent again, by a requester whose line broke, waits for what becomes of the first.
+"""
+
+import asyncio
+import secrets
+import shutil
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+from ravnest.api.jobs import JobSpec
+from ravnest.api.limits import FileRef, encode
+from ravnest.errors import JobError
+from ravnest.server.access import Caller
+from ravnest.server.changes import Put
+from ravnest.server.folders import Folders
+from ravnest.server.planjob.outcome import PlanOrder
+from ravnest.server.service.core import Core
+from ravnest.server.service.files import Files
+from ravnest.server.service.keeping import Keeping
+from ravnest.server.service.problems import Refusal
+from ravnest.server.service.specs import HASHES, noted
+from ravnest.server.service.work import Workshop
+from ravnest.server.state.events import Submitted
+from ravnest.server.state.records import Job
+
+_NAMED = 50
+"""Of files that are missing."""
+
+
+class Intake:
+    def __init__(
+        self,
+        core: Core,
+        folders: Folders,
+        files: Files,
+        keeping: Keeping,
+        workshop: Workshop,
+        *,
+        most_jobs: int,
+    ) -> None:
+        self._core = core
+        self._folders = folders
+        self._files = files
+        self._keeping = keeping
+        self._workshop = workshop
+        self._most_jobs = most_jobs
+        self._coming: set[str] = set()
+        """Ids of jobs that are being looked at."""
+        self._repeatable: dict[tuple[str, str], asyncio.Future[str]] = {}
+        """Token and key of a submission under way → the job that comes of it."""
+
+    async def take(self, spec: JobSpec, caller: Caller, key: str) -> str:
+        """The id of the job: a new one, or the one of the same caller that has this key."""
+        assert caller.token is not None
+        if not key:
+            return await self._take(spec, caller, key)
+        coming = self._repeatable.get((caller.token, key))
+        if coming is not None:
+            return await asyncio.shield(coming)
+        for job in self._core.world.jobs.values():
+            if (job.owner, job.submission) == (caller.token, key):
+                return job.id
+        return await self._shared((caller.token, key), lambda: self._take(spec, caller, key))
+
+    async def _shared(self, who: tuple[str, str], take: Callable[[], Awaitable[str]]) -> str:
+        coming = self._repeatable[who] = asyncio.get_running_loop().create_future()
+        try:
+            id = await take()
+            coming.set_result(id)
+            return id
+        except Exception as error:
+            coming.set_exception(error)
+            coming.exception()  # if nobody else waits, nobody else need hear of it
+            raise
+        finally:
+            coming.cancel()  # without effect if it has ended
+            del self._repeatable[who]
+
+    async def _take(self, spec: JobSpec, caller: Caller, key: str) -> str:
+        world = self._core.world
+        if len(world.jobs.keys() | self._coming) >= self._most_jobs:
+            raise Refusal("conflict", "the server has as many jobs as it can; delete some")
+        id = self._new_id()
+        folder, hashes = self._folders.job(id), set(spec.files())
+        self._coming.add(id)
+        try:
+            with self._keeping.pinned(hashes):
+                await self._keeping.look(lambda: self._look_for_files(spec))
+                await self._files.off_loop(self._place_model, spec, folder)
+                await self._check_model(spec, folder)
+                # Whatever may have happened to the disk in the meantime.
+                await self._files.off_loop(self._look_for_files, spec)
+                assert caller.token is not None
+                now = self._core.clock()
+                job = Job.of(id, spec, caller.token, caller.name, caller.kind, now)
+                job.submission = key
+                kept = [Put("spec", id, encode(spec)), Put(HASHES, id, noted(hashes))]
+                await self._core.happen(Submitted(job=job), kept)
+        except BaseException:
+            if id not in world.jobs:
+                await self._files.off_loop(lambda: shutil.rmtree(folder, ignore_errors=True))
+            raise
+        finally:
+            self._coming.discard(id)
+        return id
+
+    def _new_id(self) -> str:
+        taken = self._core.world.jobs.keys() | self._coming
+        while (id := secrets.token_hex(3)) in taken or id.isdigit():
+            pass
+        return id
+
+    def _look_for_files(self, spec: JobSpec) -> None:
+        """A `Refusal` with those that were not uploaded, or are of another size."""
+        missing: list[FileRef] = []
+        wrong: list[FileRef] = []
+        for file in spec.files().values():
+            size = self._files.size(file.sha256)
+            if size is None:
+                missing.append(file)
+            elif size != file.size:
+                wrong.append(file)
+        if missing or wrong:
+            raise Refusal("conflict", _missing_text(missing, wrong))
+
+    def _place_model(self, spec: JobSpec, folder: Path) -> None:
+        model = folder / "model"
+        model.mkdir(parents=True)
+        for file in spec.model:
+            source, target = self._folders.blob(file.sha256), model / file.path
+            try:
+                target.hardlink_to(source)
+            except OSError:  # another file system, or one without links
+                shutil.copyfile(source, target)
+
+    async def _check_model(self, spec: JobSpec, folder: Path) -> None:
+        """In a process of its own: nobody knows what is in it."""
+        order = PlanOrder(task="check", spec=spec, model=str(folder / "model"))
+        outcome = await self._workshop.do(folder / "check", order)
+        if outcome.error:
+            raise JobError(f"the model was refused: {outcome.error}")
+
+
+def _missing_text(missing: list[FileRef], wrong: list[FileRef]) -> str:
+    listed = " ".join(file.sha256 for file in [*missing, *wrong][:_NAMED])
+    text = f"{len(missing)} files of the job have not been uploaded"
+    if wrong:
+        text += f", {len(wrong)} have another size than the job says"
+    return f"{text}: {listed}"
