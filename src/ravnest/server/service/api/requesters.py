@@ -86,12 +86,7 @@ class _Requesters:
         if not job.fused_run or not path.is_file():
             raise Refusal("not_found", f"{job.id} has no fused weights yet; it is {job.state}")
         headers = _hash_header(path)
-        return Download(
-            path,
-            headers=headers,
-            media_type="application/octet-stream",
-            filename=f"{job.id}-{RESULTS[kind]}",
-        )
+        return Download(path, headers=headers, filename=f"{job.id}-{RESULTS[kind]}")
 
 
 def _hash_header(path: Path) -> dict[str, str]:
