@@ -10,6 +10,7 @@ from servers import running_server
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
 from ravnest.api.control import Assign, Incoming
+from ravnest.server import relay
 
 
 @pytest.fixture(scope="module")
@@ -75,6 +76,30 @@ async def _refused(agent, path, status):
         async with agent.socket(path):
             pass
     assert refused.value.response.status_code == status
+
+
+def test_one_provider_has_a_bounded_number_of_calls(made, tmp_path, monkeypatch):
+    monkeypatch.setattr(relay, "MOST_CALLS_EACH", 1)
+
+    async def story(server):
+        async with two_in_a_run(server, made) as (agents, work):
+            one, two, _ = agents
+            dialling = asyncio.create_task(_dial_and_talk(one, work[0].id, two.provider))
+            call = await two.expect(Incoming)
+            await _refused(one, f"relay/dial/{work[0].id}/{two.provider}", 429)
+            await _refused(two, f"relay/dial/{work[1].id}/{one.provider}", 429)
+            async with two.socket(f"relay/accept/{call.call}") as socket:
+                for _ in range(50):
+                    await socket.recv()
+                    await socket.send(b"got it")
+            await dialling
+            again = asyncio.create_task(_dial_and_talk(one, work[0].id, two.provider))
+            await two.expect(Incoming)  # there is room again
+            again.cancel()
+            await asyncio.gather(again, return_exceptions=True)
+
+    with running_server(tmp_path / "server") as server:
+        asyncio.run(story(server))
 
 
 def test_a_side_that_does_not_read_holds_the_other_up_and_memory_stays_small(made, tmp_path):

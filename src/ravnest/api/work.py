@@ -25,6 +25,9 @@ WORKER_OVERHEAD_BYTES = 400 << 20
 count it; whatever measures a worker as a whole does."""
 
 
+MOST_METRICS = 256
+
+
 class RowRange(Strict, frozen=True, kw_only=True):
     """Rows [first, first + rows) of a dataset, inside the listed shards."""
 
@@ -181,7 +184,9 @@ class WorkEnd(Strict, frozen=True, kw_only=True):
     """Whole epochs whose result is in the saved weights, earlier runs included."""
     saved: bool = False
     """There are trained weights in package/ to be brought back."""
-    metrics: dict[str, float] = msgspec.field(default_factory=dict)
+    metrics: Annotated[
+        dict[Annotated[str, Meta(max_length=80)], float], Meta(max_length=MOST_METRICS)
+    ] = msgspec.field(default_factory=dict)
     reason: Text = ""
     culprit: Word | None = None
     """The node that failed first, if it was not this one."""

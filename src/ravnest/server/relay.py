@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 import secrets
 import time
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -25,6 +26,9 @@ from ravnest.server.state.world import World
 FRAME_BYTES = 256 << 10
 ANSWER_S = 30.0
 MOST_CALLS = 4096
+MOST_CALLS_EACH = 256
+"""That one provider is in, as caller or called: as many neighbours as it has, and some more while
+links are made anew."""
 _WINDOW_S = 5.0
 
 
@@ -55,6 +59,7 @@ class Relay:
         self._count = count
         self._clock = clock
         self._calls: dict[str, _Call] = {}
+        self._of_each: Counter[int] = Counter()
         self.bytes = 0
         self._marks: list[tuple[float, int]] = []
 
@@ -85,6 +90,7 @@ class Relay:
         parts = self._world.at_work[caller], self._world.at_work[callee]
         call = _Call(caller, callee, parts, asyncio.get_running_loop().create_future())
         self._calls[name] = call
+        self._of_each.update((caller, callee))
         assignment = parts[1].id
         try:
             self._connections.post(
@@ -100,6 +106,8 @@ class Relay:
         finally:
             call.over.set()
             del self._calls[name]
+            self._of_each.subtract((caller, callee))
+            self._of_each = +self._of_each  # without those that have none
 
     def _may_call(self, caller: int, where: dict[str, str]) -> int:
         """The one that is called; a `Refusal` if these two have nothing to do with each other."""
@@ -114,6 +122,12 @@ class Relay:
             raise Refusal("conflict", f"provider {callee} is not connected to the server")
         if len(self._calls) >= MOST_CALLS:
             raise Refusal("limited", "the server relays as many links as it can")
+        for one in (caller, callee):
+            if self._of_each[one] >= MOST_CALLS_EACH:
+                raise Refusal(
+                    "limited",
+                    f"provider {one} has {MOST_CALLS_EACH} relayed links, the most allowed",
+                )
         return callee
 
     async def accept(self, socket: WebSocket) -> None:

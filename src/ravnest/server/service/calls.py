@@ -39,7 +39,7 @@ class Call:
         """Whether this caller would be let in again: tokens end, and are revoked."""
         try:
             who = self.gate.caller(self.request.headers, address_of(self.request))
-            self.gate.allow(who, right)
+            self.gate.allow(who, right, address_of(self.request))
         except Refusal:
             return False
         return True
@@ -119,7 +119,7 @@ class Desk:
         if right is None:
             self.gate.limit("stranger", address)
             return caller or ONLOOKER
-        caller = self.gate.allow(caller, right)
+        caller = self.gate.allow(caller, right, address)
         self.gate.limit(limit, address if caller is ONLOOKER else caller.key)
         return caller
 

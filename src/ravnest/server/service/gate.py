@@ -53,11 +53,7 @@ class Gate:
                 raise TokenError("the Authorization header must be: Bearer TOKEN")
             return self.access.caller(bearer.strip(), self._clock())
         except TokenError as error:
-            # A good token is taken all the same: others may share the address.
-            if not self._buckets.take("wrong", address, self._clock()):
-                raise Refusal(
-                    "limited", "too many wrong tokens from this address; wait a minute"
-                ) from None
+            self._count_wrong(address)
             raise Refusal("unauthorized", str(error)) from None
 
     def _may_look(self, headers: Mapping[str, str], address: str) -> bool:
@@ -76,10 +72,19 @@ class Gate:
             return name in self._names
         return True
 
-    def allow(self, caller: Caller | None, right: Right) -> Caller:
+    def _count_wrong(self, address: str) -> None:
+        # A good token is taken all the same: others may share the address.
+        if not self._buckets.take("wrong", address, self._clock()):
+            raise Refusal(
+                "limited", "too many refused requests from this address; wait a minute"
+            ) from None
+
+    def allow(self, caller: Caller | None, right: Right, address: str) -> Caller:
         if caller is None:
+            self.limit("stranger", address)
             raise Refusal("unauthorized", "a token is needed for this (Authorization: Bearer …)")
         if not caller.may(right):
+            self._count_wrong(address)
             raise Refusal("forbidden", f"{_shown(caller)} may not do this; it takes: {right}")
         return caller
 

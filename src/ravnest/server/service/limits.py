@@ -27,6 +27,20 @@ class Buckets:
 
     def take(self, kind: str, key: str, now: float, tokens: float = 1.0) -> bool:
         """Whether there are so many tokens left; if so they are taken."""
+        bucket = self._filled(kind, key, now)
+        if bucket.tokens < tokens:
+            return False
+        bucket.tokens -= tokens
+        return True
+
+    def take_some(self, kind: str, key: str, now: float, most: int) -> int:
+        """As many as there are left, whole ones."""
+        bucket = self._filled(kind, key, now)
+        taken = min(most, int(bucket.tokens))
+        bucket.tokens -= taken
+        return taken
+
+    def _filled(self, kind: str, key: str, now: float) -> _Bucket:
         rate = self._rates[kind]
         bucket = self._buckets.get((kind, key))
         if bucket is None:
@@ -38,10 +52,7 @@ class Buckets:
             self._buckets.move_to_end((kind, key))
         grown = bucket.tokens + max(0.0, now - bucket.at) * rate.per_s
         bucket.tokens, bucket.at = min(rate.burst, grown), now
-        if bucket.tokens < tokens:
-            return False
-        bucket.tokens -= tokens
-        return True
+        return bucket
 
 
 RATES = {
@@ -58,4 +69,4 @@ RATES = {
     "stream": Rate(1, 30),
 }
 """Per caller and kind of call; tokens per second, and how many may be saved up. `wrong` are tokens
-that are not accepted, counted by the address they come from."""
+that are not accepted, or not for what was asked, counted by the address they come from."""

@@ -30,6 +30,7 @@ from ravnest.server.service.gate import Dashboard, Gate
 from ravnest.server.service.intake import Intake
 from ravnest.server.service.keeping import Keeping, note_hashes
 from ravnest.server.service.live import LiveRun
+from ravnest.server.service.moderation import Moderation
 from ravnest.server.service.patience import Patience
 from ravnest.server.service.runfiles import RunFiles
 from ravnest.server.service.stream import Sight, Stream
@@ -113,6 +114,7 @@ class Service:
             self.core, self.folders, self.files, self.run_files, self.connections, self.workshop
         )
         self.live: dict[str, LiveRun] = {}
+        self._moderation = Moderation(self._reports_too_much, clock)
         self.progress = {
             progress.job: progress
             for progress in (msgspec.json.decode(b, type=Progress) for b in records["progress"])
@@ -185,7 +187,7 @@ class Service:
         parts = self.world.of_run[part.job]
         if live is None or live.number != part.run:
             live = self.live[part.job] = LiveRun.of(part.job, part.run, parts)
-        report = message.report
+        report = self._moderation.moderated(provider, message.report)
         self.core.happen(
             WorkReported(provider=provider, assignment=message.assignment, report=report)
         )
@@ -213,6 +215,11 @@ class Service:
         told = [(p.series, part.cluster, p.step, p.epoch, p.at, p.value) for p in kept]
         self.stream.job_changed(part.job, told)
         self._keep_progress(part.job)
+
+    def _reports_too_much(self, provider: int, how: str) -> None:
+        part = self.world.at_work.get(provider)
+        text = f"{self.world.providers[provider].name} {how}"
+        self.note("warning", text, part.job if part else None, provider)
 
     def _keep_progress(self, job: str) -> None:
         now, known = self.clock(), self.progress.get(job)
