@@ -393,20 +393,21 @@ def test_what_cannot_be_fetched_or_belongs_nowhere_is_refused(tmp_path):
         huge = type(lost)(path="data/train/huge", sha256="0" * 64, size=1 << 49)
         missing = type(lost)(path="data/train/lost", sha256="0" * 64, size=1)
         cases = {
-            "b1": ((lost,), "another content"),
-            "b2": ((stray,), "belongs nowhere"),
-            "b3": ((other,), "not that of this provider"),
-            "b4": ((huge,), "not enough disk"),
-            "b5": ((missing,), "no such file"),
-            "b6": ((lost, lost), "two files of the same name"),
+            "b1": ((lost,), "another content", False),
+            "b2": ((stray,), "belongs nowhere", True),
+            "b3": ((other,), "not that of this provider", True),
+            "b4": ((huge,), "not enough disk", False),
+            "b5": ((missing,), "no such file", False),
+            "b6": ((lost, lost), "two files of the same name", True),
         }
         async with Running(server, tmp_path / "home"):
             await server.hear(Measured)
-            for name, (bad, reason) in cases.items():
+            for name, (bad, reason, lasting) in cases.items():
                 given = assignment(name, files=bad)
                 await server.say(7, Assign(assignment=given))
                 refused = await server.hear(Refused)
                 assert (refused.assignment, reason in refused.reason) == (name, True), refused
+                assert refused.lasting == lasting, refused
             # And it is none the worse for it.
             await server.say(7, Assign(assignment=wrong))
             await server.hear(Prepared)

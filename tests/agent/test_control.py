@@ -182,22 +182,24 @@ def test_begin_of_something_unknown_is_refused():
 
 
 @pytest.mark.parametrize(
-    ("options", "task", "reason"),
+    ("options", "task", "reason", "lasting"),
     [
-        ({}, assignment(provider=8), "provider 7, not 8"),
-        ({"leaving": True}, assignment(), "leaving"),
-        ({"paused": True}, assignment(), "paused"),
-        ({"resting": True, "caps": Caps(hours="22:00-07:00")}, assignment(), "22:00-07:00"),
-        ({}, assignment(script=True), "scripts"),
-        ({"caps": Caps(memory_bytes=10)}, assignment(), "needs 1000 bytes"),
-        ({"may_run": lambda task: f"no room for {task.id}"}, assignment(), "no room for a1"),
+        ({}, assignment(provider=8), "provider 7, not 8", False),
+        ({"leaving": True}, assignment(), "leaving", False),
+        ({"paused": True}, assignment(), "paused", False),
+        ({"resting": True, "caps": Caps(hours="22:00-07:00")}, assignment(), "22:00-07:00", False),
+        ({"paused": True}, assignment(script=True), "paused", False),
+        ({}, assignment(script=True), "scripts", True),
+        ({"caps": Caps(memory_bytes=10)}, assignment(), "needs 1000 bytes", True),
+        ({"may_run": lambda task: f"no room for {task.id}"}, assignment(), "no room for a1", True),
     ],
 )
-def test_what_the_owner_does_not_allow_is_refused_with_the_reason(options, task, reason):
+def test_what_the_owner_does_not_allow_is_refused_with_the_reason(options, task, reason, lasting):
     control = connected(**options)
     (refused,) = said(control.heard(Assign(assignment=task)))
     assert isinstance(refused, Refused)
     assert reason in refused.reason
+    assert refused.lasting == lasting
     assert control.work is None
     # And the same answer to the same question.
     assert said(control.heard(Assign(assignment=task))) == [refused]
@@ -215,12 +217,13 @@ def test_a_second_assignment_is_refused_while_there_is_one():
     (refused,) = said(control.heard(Assign(assignment=assignment("a2"))))
     assert (refused.assignment, control.assignment) == ("a2", "a1")
     assert "busy with assignment a1" in refused.reason
+    assert not refused.lasting
 
 
 def test_what_cannot_be_prepared_is_refused_and_cleaned_up():
     control = at("preparing")
     done = without_words(control.not_prepared("a1", "the disk is full"))
-    refused = Say(Refused(assignment="a1", reason="the disk is full"))
+    refused = Say(Refused(assignment="a1", reason="the disk is full", lasting=False))
     assert done == [CancelPreparing("a1"), refused, CleanUp("a1")]
     assert control.state == "idle"
     assert control.prepared("a1") == []

@@ -23,8 +23,8 @@ from ravnest.agent.worker import Worker
 from ravnest.api.control import FromServer, PeerAddress, Welcome
 from ravnest.api.machine import MachineFacts
 from ravnest.api.work import Assignment, WorkEnd
-from ravnest.client.answers import TokenRefusedError
-from ravnest.errors import RavnestError
+from ravnest.client.answers import AnswerError, TokenRefusedError
+from ravnest.errors import JobError, RavnestError
 
 Show = Callable[[str, str], None]
 """Gets the kind of an event and a line about it."""
@@ -264,7 +264,10 @@ class Agent:
             relayed = await errand.prepare(share)
         except (RavnestError, OSError) as error:
             await errand.close()
-            self._do(self._control.not_prepared(name, f"cannot be prepared: {error}"))
+            # A broken line or a full disk pass; an assignment that makes no sense stays one.
+            lasting = isinstance(error, JobError) and not isinstance(error, AnswerError)
+            reason = f"cannot be prepared: {error}"
+            self._do(self._control.not_prepared(name, reason, lasting=lasting))
             return
         except asyncio.CancelledError:
             await errand.close()

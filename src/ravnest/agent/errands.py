@@ -47,8 +47,10 @@ class Errands(Standing):
             return []
         if (refused := self.refusals.get(new.id)) is not None:
             return self.say(refused)
+        if (reason := self._reason_for_now(new)) is not None:
+            return self._refuse(new.id, reason, lasting=False)
         if (reason := self._reason_against(new)) is not None:
-            return self._refuse(new.id, reason)
+            return self._refuse(new.id, reason, lasting=True)
         self.work = Work(new)
         # Counted from 0 as in plans, on the dashboard and in `ravnest status`.
         role = f"{new.role}, one of {new.stages} stages" if new.stages > 1 else "Root+Leaf"
@@ -59,7 +61,8 @@ class Errands(Standing):
             *self.pulse(),
         ]
 
-    def _reason_against(self, new: Assignment) -> str | None:
+    def _reason_for_now(self, new: Assignment) -> str | None:
+        """One that passes: at another time the same assignment would be taken."""
         if self.work is not None:
             return f"this provider is busy with assignment {self.work.assignment.id}"
         if self.provider is not None and new.provider != self.provider:
@@ -70,6 +73,10 @@ class Errands(Standing):
             return "the owner of this provider has paused it"
         if self.resting:
             return f"it is outside the hours of this provider ({self.caps.hours})"
+        return None
+
+    def _reason_against(self, new: Assignment) -> str | None:
+        """What the owner does not want or the machine cannot do, at any time."""
         if new.script is not None and self.caps.scripts == "never":
             return "the owner of this provider allows no scripts (--allow-scripts never)"
         most = self.caps.memory_bytes
@@ -77,8 +84,8 @@ class Errands(Standing):
             return f"needs {new.memory_bytes} bytes of memory, the owner allows {most}"
         return self.may_run(new)
 
-    def _refuse(self, name: str, reason: str) -> Instructions:
-        refused = Refused(assignment=name, reason=reason[:4000])
+    def _refuse(self, name: str, reason: str, *, lasting: bool) -> Instructions:
+        refused = Refused(assignment=name, reason=reason[:4000], lasting=lasting)
         self.refusals[name] = refused
         while len(self.refusals) > _MOST_REFUSALS_KEPT:
             self.refusals.pop(next(iter(self.refusals)))
@@ -94,15 +101,15 @@ class Errands(Standing):
         out += self.say_prepared(work)
         return out + (self._start(work) if work.has_begun else [])
 
-    def not_prepared(self, name: str, reason: str) -> Instructions:
+    def not_prepared(self, name: str, reason: str, *, lasting: bool = False) -> Instructions:
         work = self.work_on(name, "preparing")
-        return [] if work is None else self.give_up(work, reason)
+        return [] if work is None else self.give_up(work, reason, lasting=lasting)
 
-    def give_up(self, work: Work, reason: str) -> Instructions:
+    def give_up(self, work: Work, reason: str, *, lasting: bool = False) -> Instructions:
         """Before training, an assignment can be given back at no cost but time."""
         name, self.work = work.assignment.id, None
         cancel: Instructions = [CancelPreparing(name)] if work.phase == "preparing" else []
-        return [*cancel, *self._refuse(name, reason), CleanUp(name), *self.free()]
+        return [*cancel, *self._refuse(name, reason, lasting=lasting), CleanUp(name), *self.free()]
 
     # ---- training ----
 
@@ -126,7 +133,8 @@ class Errands(Standing):
     def _not_mine(self, name: str) -> Instructions:
         if (refused := self.refusals.get(name)) is not None:
             return self.say(refused)
-        return self._refuse(name, "this agent does not have it; perhaps it was restarted")
+        reason = "this agent does not have it; perhaps it was restarted"
+        return self._refuse(name, reason, lasting=False)
 
     def reported(self, name: str, report: WorkReport) -> Instructions:
         work = self.work_on(name, "training")

@@ -111,7 +111,8 @@ def _find_room(assignment: Assignment, folder: AssignmentFolder, kept: KeptFiles
         kept.make_room(assignment.job)
     free = free_disk(folder.path)
     if needed > free:
-        raise JobError(f"not enough disk: {needed >> 20} MB are needed, {free >> 20} MB are free")
+        # No fault of the job: there may be room another day.
+        raise OSError(f"not enough disk: {needed >> 20} MB are needed, {free >> 20} MB are free")
 
 
 async def _few_at_a_time(acts: list[Callable[[], None]], cancelled: threading.Event) -> None:
