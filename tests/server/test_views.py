@@ -2,7 +2,7 @@
 
 from state_simulation import FACTS
 
-from ravnest.api.machine import Caps
+from ravnest.api.machine import Caps, Figures
 from ravnest.api.work import WORKER_OVERHEAD_BYTES, LinkBytes, Point, WorkReport
 from ravnest.server import changes
 from ravnest.server.service.live import LiveRun
@@ -150,3 +150,13 @@ def test_a_pause_of_a_provider_at_work_is_seen():
     assert (view.state, view.paused, view.doing) == ("training", True, "training, then paused")
     heard.state = "idle"
     assert provider_view(world, 1).doing == "paused"
+
+
+def test_what_a_worker_takes_is_compared_with_what_a_worker_may_take():
+    world = World()
+    figures = Figures(memory_bytes=1000, gflops=1.0, up_mbps=1.0, down_mbps=1.0, latency_ms=1.0)
+    world.providers[1] = Provider(
+        id=1, name="p", digest="", enrolled_at=0, facts=FACTS, caps=Caps(), figures=figures
+    )
+    view = provider_view(world, 1)
+    assert (view.memory_bytes, view.worker_limit_bytes) == (1000, 1000 + WORKER_OVERHEAD_BYTES)

@@ -49,9 +49,12 @@ class ProviderView(Shown, frozen=True, kw_only=True):
     device_name: str = ""
     cores: int = 1
     memory_bytes: int = 0
-    """Offered for training."""
+    """Offered for a stage, as plans have it."""
     memory_free_bytes: int = 0
     worker_memory_bytes: int = 0
+    """Of the worker as a whole."""
+    worker_limit_bytes: int = 0
+    """What it may be: `memory_bytes`, and what Python and torch take beside the stage."""
     cpu: float = 0.0
     gflops: float = 0.0
     up_mbps: float = 0.0

@@ -67,7 +67,9 @@ def server_line(server: ServerView) -> Text:
     up = elapsed(server.now - server.started_at)
     here = f"{server.heard} of {quantity(server.providers, 'provider')} here"
     text.append(f"  ravnest {server.version}, up {up}; {here}", style="none")
-    text.append(f", {size(server.memory_bytes)} and {plain(server.gflops)} GFLOP/s", style="none")
+    text.append(
+        f", {size(server.memory_bytes)} for stages and {plain(server.gflops)} GFLOP/s", style="none"
+    )
     if server.relayed_bytes:
         now = f", now {size(server.relayed_bytes_per_s)}/s" if server.relayed_bytes_per_s else ""
         text.append(f"; relayed {size(server.relayed_bytes)}{now}", style="none")
@@ -84,7 +86,7 @@ def provider_table(providers: Sequence[ProviderView]) -> Table:
             one.name,
             state(one.state, one.doing),
             one.device_name or one.device,
-            size(one.memory_bytes),
+            size(one.worker_limit_bytes),
             f"{plain(one.gflops)} GFLOP/s" if one.measured else "not measured yet",
             f"{plain(one.up_mbps)} / {plain(one.down_mbps)} Mbit/s" if one.measured else "",
             f"{plain(one.latency_ms)} ms" if one.measured else "",

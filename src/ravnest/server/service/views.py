@@ -45,6 +45,7 @@ def provider_view(world: World, id: int) -> ProviderView:
         memory_bytes=figures.memory_bytes if figures else 0,
         memory_free_bytes=beat.memory_free_bytes if beat else 0,
         worker_memory_bytes=beat.worker_memory_bytes if beat else 0,
+        worker_limit_bytes=figures.memory_bytes + WORKER_OVERHEAD_BYTES if figures else 0,
         cpu=beat.cpu if beat else 0.0,
         gflops=figures.gflops if figures else 0.0,
         up_mbps=figures.up_mbps if figures else 0.0,

@@ -17,6 +17,7 @@
  * @property {number} memory_bytes
  * @property {number} memory_free_bytes
  * @property {number} worker_memory_bytes
+ * @property {number} worker_limit_bytes
  * @property {number} cpu
  * @property {number} gflops
  * @property {number} up_mbps

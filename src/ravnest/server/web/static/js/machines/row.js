@@ -21,7 +21,7 @@ export function machineRow(first, onOpen, jobName) {
   since.classList.add("small", "faint");
   const device = h("span");
   const cores = h("span", { class: "small faint" });
-  const memory = bar("Memory used of what is offered");
+  const memory = bar("Memory of its worker, of what is offered to one");
   const memoryText = h("span", { class: "small nowrap" });
   const speed = h("span");
   const network = h("span", { class: "nowrap" });
@@ -54,11 +54,11 @@ export function machineRow(first, onOpen, jobName) {
       setTime(since, view.since);
       setText(device, view.device_name || view.device);
       setText(cores, view.device_name ? `${view.device} · ${whole(view.cores)} cores` : `${whole(view.cores)} cores`);
-      const share = view.memory_bytes ? view.worker_memory_bytes / view.memory_bytes : 0;
+      const share = view.worker_limit_bytes ? view.worker_memory_bytes / view.worker_limit_bytes : 0;
       memory.set(share, share > 0.95 ? "bad" : share > 0.85 ? "wait" : undefined);
       setText(
         memoryText,
-        `${view.worker_memory_bytes ? `${bytes(view.worker_memory_bytes)} of ` : ""}${bytes(view.memory_bytes)}`,
+        `${view.worker_memory_bytes ? `${bytes(view.worker_memory_bytes)} of ` : ""}${bytes(view.worker_limit_bytes)}`,
       );
       setText(speed, view.measured ? gflops(view.gflops) : "measuring…");
       setText(network, view.measured ? `${short(view.up_mbps)} / ${short(view.down_mbps)} Mbit/s` : "–");
