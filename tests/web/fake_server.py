@@ -155,9 +155,9 @@ def make_app(hub: Hub) -> Starlette:
     def provider_action(request: Request, body: bytes) -> Response:
         action = msgspec.json.decode(body, type=ProviderAction).action
         number = int(request.path_params["provider"])
-        simulation.act_on_provider(number, action)
+        view = simulation.act_on_provider(number, action)
         hub.push_changes()
-        return answer(simulation.providers[number])
+        return answer(view)
 
     def make_token(request: Request, body: bytes) -> Response:
         wanted = msgspec.json.decode(body, type=NewToken)

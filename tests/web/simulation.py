@@ -29,6 +29,7 @@ from ravnest.api.views import (
     Timeline,
     TimelineRow,
 )
+from ravnest.api.work import WORKER_OVERHEAD_BYTES
 
 MB, GB = 10**6, 10**9
 START = 1_790_000_000.0
@@ -72,6 +73,7 @@ class Simulation:
         self._changed_providers: set[int] = set()
         self._changed_jobs: set[str] = set()
         self._gone_jobs: set[str] = set()
+        self._gone_providers: set[int] = set()
         self._said = 0
         self._next_round = START + 6.0
         for number in range(machines):
@@ -168,6 +170,7 @@ class Simulation:
             server=self.server(),
             providers=tuple(self.providers[n] for n in sorted(self._changed_providers)),
             jobs=tuple(self.jobs[n] for n in sorted(self._changed_jobs)),
+            gone_providers=tuple(sorted(self._gone_providers)),
             gone_jobs=tuple(sorted(self._gone_jobs)),
             runs=(self.run(),) if JOB in self.jobs else (),
             gone_runs=tuple(sorted(self._gone_jobs)),
@@ -178,6 +181,7 @@ class Simulation:
         self._changed_providers.clear()
         self._changed_jobs.clear()
         self._gone_jobs.clear()
+        self._gone_providers.clear()
         return changes
 
     def act_on_job(self, job: str, action: str) -> JobView:
@@ -199,12 +203,18 @@ class Simulation:
         self.say("info", f"Job {view.name}: {action} by the operator", job=job)
         return view
 
-    def act_on_provider(self, number: int, action: str) -> None:
+    def act_on_provider(self, number: int, action: str) -> ProviderView:
         self.actions.append((f"provider-{number}", action))
         machine = self.providers[number]
-        state = "paused" if action == "pause" else "idle"
-        self._set_provider(replace(machine, state=state, since=self.now))
+        if action == "remove":
+            self._gone_providers.add(number)
+            return self.providers.pop(number)
+        paused = action == "pause"
+        state = "paused" if paused else "idle"
+        machine = replace(machine, state=state, since=self.now, paused=paused)
+        self._set_provider(machine)
         self.say("info", f"{machine.name}: {action} by the operator", provider=number)
+        return machine
 
     def say(
         self, level: str, text: str, *, job: str | None = None, provider: int | None = None
@@ -245,7 +255,8 @@ class Simulation:
             device=device,
             device_name=device_name,
             cores=cores,
-            memory_bytes=int(memory * GB),
+            memory_bytes=int(memory * GB) - WORKER_OVERHEAD_BYTES,
+            worker_limit_bytes=int(memory * GB),
             memory_free_bytes=int(memory * 1.2 * GB),
             gflops=gflops,
             up_mbps=up,
@@ -442,7 +453,7 @@ class Simulation:
             link(4, 0, "pipeline", "relay", 2.1),
             link(2, 4, "ring", "direct", ring),
             link(3, 4, "ring", "direct", ring * 0.7),
-            link(1, 0, "ring", "unknown", ring * 0.4),
+            link(1, 0, "ring", "relay", ring * 0.4),
         ]
 
     def _busy_machines(self) -> list[int]:

@@ -3,6 +3,7 @@
 import asyncio
 
 import pytest
+from msgspec.structs import replace
 from playwright.sync_api import Page, expect
 from web.browser import BrowserThread, Visit, in_browser
 from web.fake_server import token
@@ -91,6 +92,77 @@ def test_a_job_page_draws_pipelines_links_rings_and_curves(visit: Visit) -> None
     expect(page.locator(".plan-verdict")).to_contain_text("of what the plan promises")
     expect(page.locator("[data-ring]")).to_have_count(3)
     expect(page.locator('[data-ring="0"]')).to_contain_text("conv1.weight")
+
+
+CROSSED = """() => {
+  const heads = [...document.querySelectorAll("[data-lane]")].map((head) => [head, head.getBBox()]);
+  const crossed = new Set();
+  for (const line of document.querySelectorAll(".flow")) {
+    for (let at = 0; at <= line.getTotalLength(); at += 2) {
+      const { x, y } = line.getPointAtLength(at);
+      for (const [head, box] of heads) {
+        if (x > box.x && x < box.x + box.width && y > box.y && y < box.y + box.height)
+          crossed.add(head.textContent);
+      }
+    }
+  }
+  return [heads.length, [...crossed]];
+}"""
+
+
+@in_browser(after_a_while)
+def test_no_line_crosses_the_name_of_a_cluster(visit: Visit) -> None:
+    page = visit.open(JOB_PAGE)
+    expect(page.locator('[data-lane="0"]')).to_contain_text("Cluster 0")
+    assert page.evaluate(CROSSED) == [2, []]
+    page.set_viewport_size({"width": 360, "height": 740})
+    expect(page.locator(".topology-scroll")).to_have_attribute("data-flow", "down")
+    assert page.evaluate(CROSSED) == [2, []]
+
+
+@in_browser(after_a_while)
+def test_a_ring_through_the_relay_has_one_colour(visit: Visit) -> None:
+    page = visit.open(JOB_PAGE)
+    colour = "(element) => getComputedStyle(element).fill"
+    relay = page.locator('[data-link="4-0"] .pill-text').evaluate(colour)
+    label = page.locator('[data-link="1-0"] .ring-text')
+    expect(label).to_have_attribute("data-path", "relay")
+    assert label.evaluate(colour) == relay
+    assert page.locator('[data-link="2-4"] .ring-text').evaluate(colour) != relay
+
+
+@in_browser()
+def test_a_machine_is_followed_while_its_dialog_is_open(visit: Visit) -> None:
+    page = visit.open()
+    visit.sign_in(token("operator"))
+    page.get_by_role("button", name="grace-desktop").click()
+    dialog = page.get_by_role("dialog")
+    expect(dialog.locator(".badge")).to_have_text("idle")
+    page.evaluate("window.before = document.querySelector('dialog .danger')")
+    visit.site.change(lambda simulation: simulation.lose(6))
+    expect(dialog.locator(".badge")).to_have_text("away")
+    assert page.evaluate("before.isConnected"), "buttons stay where they are"
+    visit.site.change(lambda simulation: simulation.act_on_provider(6, "pause"))
+    expect(dialog.get_by_role("button", name="Resume")).to_be_visible()
+    visit.site.change(lambda simulation: simulation.act_on_provider(6, "remove"))
+    expect(dialog).to_have_count(0)
+
+
+@in_browser()
+def test_the_memory_of_a_worker_is_compared_with_what_a_worker_may_take(visit: Visit) -> None:
+    """15 GB are offered on lab-gpu-1, and a part of it is for Python and torch."""
+
+    def full(simulation: Simulation) -> None:
+        machine = simulation.providers[2]
+        assert machine.memory_bytes < machine.worker_limit_bytes
+        limit = machine.worker_limit_bytes
+        simulation._set_provider(replace(machine, worker_memory_bytes=limit))
+
+    page = visit.open()
+    visit.site.change(full)
+    cell = page.locator('tr[data-provider="2"] .memory-cell')
+    expect(cell).to_contain_text("15\u202fGB of 15\u202fGB")
+    expect(cell.get_by_role("meter")).to_have_attribute("aria-valuenow", "100")
 
 
 @in_browser(after_a_while)

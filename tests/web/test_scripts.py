@@ -95,6 +95,22 @@ def test_smoothing_keeps_a_constant_and_gaps_as_they_are(visit: Visit) -> None:
 
 
 @in_browser()
+def test_a_single_point_is_in_the_middle_of_a_short_axis(visit: Visit) -> None:
+    def extent(places: list[float], low: float, high: float, axis: str) -> list[float]:
+        call = f"m.extent({places}, {low}, {high}, '{axis}')"
+        found: list[float] = run(visit, "charts/data.js", call)
+        return found
+
+    assert extent([1e9], 0, 2e9, "at") == [1e9 - 60, 1e9 + 60]
+    assert extent([400], 0, 800, "step") == [300, 500]
+    assert extent([1], 0, 2, "step") == [0, 6]
+    assert extent([3], 0, 6, "epoch") == [2.5, 3.5]
+    assert extent([10, 20, 30], 10, 30, "step") == [10, 30]
+    assert extent([10, 20, 30], 12, 14, "step") == [12, 14], "as the reader has zoomed"
+    assert run(visit, "charts/data.js", "m.extent([], null, null, 'step')") == [0, 1]
+
+
+@in_browser()
 def test_a_second_run_over_the_same_steps_replaces_what_was_there(visit: Visit) -> None:
     points = "[[10, 1, 100, 5], [20, 2, 110, 4], [10, 1, 200, 3]]"
     assert run(visit, "charts/data.js", f"m.onAxis({points}, 'step')") == [[10, 20], [3, 4]]
@@ -169,6 +185,31 @@ def test_pipelines_run_down_where_it_is_narrow(visit: Visit) -> None:
     )
     assert narrow[0] is True
     assert narrow[1] <= 320
+
+
+@in_browser()
+def test_lines_around_a_cluster_leave_the_names_of_clusters_alone(visit: Visit) -> None:
+    """Of three clusters the first and the last are in one ring: the line goes around the second."""
+    run_view = (
+        "{clusters: [1, 2, 3].map((id) => ({id, stages: [{provider: id}]})), links: [],"
+        "rings: [{id: 0, providers: [1, 2, 3]}]}"
+    )
+    name = {"wide": "[x, y - 12, x + 116, y + 36]", "narrow": "[x, 0, x + 140, y + 20]"}
+    for size, width in (("wide", 1200), ("narrow", 200)):
+        crossed = run(
+            visit,
+            "run/layout.js",
+            f"(() => {{ const layout = m.layoutOf({run_view}, {width});"
+            f"const names = layout.lanes.map(({{x, y}}) => {name[size]});"
+            "const path = document.createElementNS('http://www.w3.org/2000/svg', 'path');"
+            "const found = layout.edges.filter((edge) => { path.setAttribute('d', edge.forward);"
+            "for (let at = 0; at <= path.getTotalLength(); at += 1) {"
+            "const {x, y} = path.getPointAtLength(at);"
+            "if (names.some(([a, b, c, d]) => x > a && x < c && y > b && y < d)) return true; }"
+            "return false; });"
+            "return [layout.down, layout.edges.length, found.map((edge) => edge.key)]; })()",
+        )
+        assert crossed == [size == "narrow", 3, []]
 
 
 @in_browser()

@@ -3,7 +3,7 @@
 import { h, setText } from "../dom.js";
 import { metric as formatMetric, timeOfDay } from "../format.js";
 import { colours } from "../ui/theme.js";
-import { onAxis, partsOf, smoothed } from "./data.js";
+import { extent, onAxis, partsOf, smoothed } from "./data.js";
 
 const HEIGHT = 230;
 const COLOURS = 8;
@@ -109,15 +109,23 @@ export class Chart {
       {
         width: this.#width(),
         height: HEIGHT,
-        padding: [10, 12, 0, 0],
+        padding: [10, view.axis === "at" ? 28 : 12, 0, 0],
         legend: { show: false },
         cursor: { y: false, points: { size: 7 }, drag: { x: true, y: false } },
-        scales: { x: { time: false }, y: { distr: view.log ? 3 : 1 } },
+        scales: {
+          x: {
+            time: false,
+            range: (/** @type {any} */ u, /** @type {number|null} */ min, /** @type {number|null} */ max) =>
+              extent(u.data[0], min, max, view.axis),
+          },
+          y: { distr: view.log ? 3 : 1 },
+        },
         axes: [
           {
             ...axis,
             size: 30,
-            values: (/** @type {any} */ _, /** @type {number[]} */ at) => at.map((x) => formatX(x, view.axis)),
+            values: (/** @type {any} */ _, /** @type {number[]} */ at) =>
+              at.map((x) => formatX(x, view.axis, (at[1] ?? x) - (at[0] ?? x))),
           },
           {
             ...axis,
@@ -203,10 +211,11 @@ const titleOf = (metric) => metric.charAt(0).toUpperCase() + metric.slice(1).rep
 /**
  * @param {number} x
  * @param {import("./data.js").Axis} axis
+ * @param {number} apart to the next one that is written
  */
-const formatX = (x, axis) =>
+const formatX = (x, axis, apart) =>
   axis === "at"
-    ? timeOfDay(x).slice(0, 5)
+    ? timeOfDay(x).slice(0, apart < 60 ? 8 : 5)
     : axis === "epoch"
       ? String(+x.toFixed(2))
       : x >= 10_000

@@ -105,3 +105,21 @@ export function smoothed(values, memory) {
     return sum / weight;
   });
 }
+
+/**
+ * From where to where the axis goes: as the reader has zoomed, or over all points. A single one is in
+ * the middle of something, not of an axis that begins with the first step, or in 1970.
+ * @param {number[]} places of all points
+ * @param {number|null} min null if there are none
+ * @param {number|null} max
+ * @param {Axis} axis
+ * @returns {[number, number]}
+ */
+export function extent(places, min, max, axis) {
+  if (min === null || max === null) return [0, 1];
+  const only = places.length === 1 ? /** @type {number} */ (places[0]) : min;
+  if (places.length > 1 && min < max) return [min, max];
+  if (axis === "at") return [only - 60, only + 60];
+  const around = axis === "epoch" ? 0.5 : Math.max(5, Math.round(only / 4));
+  return [Math.max(0, only - around), only + around];
+}

@@ -1,37 +1,30 @@
 /** Everything about one machine, and what an operator may do with it. */
 
-import { h } from "../dom.js";
+import { append, h } from "../dom.js";
 import { bytes, gflops, mbps, percent, short, whole } from "../format.js";
-import { badge } from "../ui/badge.js";
-import { timeElement } from "../ui/clock.js";
+import { badge, setBadge } from "../ui/badge.js";
+import { setTime, timeElement } from "../ui/clock.js";
 import { confirmDialog, openDialog } from "../ui/dialog.js";
 import { jobLink } from "../ui/parts.js";
 import { attempt } from "../ui/toast.js";
+import { doing } from "./row.js";
 
 /**
+ * Follows the machine while it is open, if `update` is called whenever something has changed.
  * @param {import("../types.js").Context} context
  * @param {number} id
  */
 export function machineDialog(context, id) {
-  const view = context.store.providers.get(id);
-  if (!view) return;
+  const first = context.store.providers.get(id);
+  if (!first) return null;
+  const state = badge(first.state, doing(first));
+  const since = timeElement(first.since, "for");
+  const facts = h("dl", { class: "facts" });
+  const actions = h("span", { class: "dialog-actions" });
   const close = h("button", { class: "button", type: "button" }, "Close");
   const dialog = openDialog(
-    view.name,
-    [
-      h("p", {}, badge(view.state), " ", timeElement(view.since, "for")),
-      h(
-        "dl",
-        { class: "facts" },
-        factsOf(context, view).map(([term, fact]) => [h("dt", {}, term), h("dd", {}, fact)]),
-      ),
-      h(
-        "div",
-        { class: "dialog-actions" },
-        controls(context, view, () => dialog.close()),
-        close,
-      ),
-    ],
+    first.name,
+    [h("p", {}, state, " ", since), facts, h("div", { class: "dialog-actions" }, actions, close)],
     { wide: true },
   );
   close.addEventListener("click", () => dialog.close());
@@ -39,6 +32,31 @@ export function machineDialog(context, id) {
     if (event.target instanceof HTMLAnchorElement) dialog.close();
   });
   close.focus();
+  /** @type {import("../types.js").ProviderView|null} */
+  let known = null;
+  /** @type {boolean|null} */
+  let paused = null;
+
+  function update() {
+    const view = context.store.providers.get(id);
+    if (!view) dialog.close();
+    if (!view || view === known) return;
+    known = view;
+    setBadge(state, view.state, doing(view));
+    setTime(since, view.since);
+    facts.replaceChildren();
+    append(
+      facts,
+      factsOf(context, view).map(([term, fact]) => [h("dt", {}, term), h("dd", {}, fact)]),
+    );
+    // Buttons only when they differ: a reader may be about to press one.
+    if (view.paused === paused) return;
+    paused = view.paused;
+    actions.replaceChildren(...controls(context, view, () => dialog.close()));
+  }
+
+  update();
+  return { update };
 }
 
 /**
@@ -55,7 +73,7 @@ function factsOf(context, view) {
     ["Device", `${view.device_name || view.device} (${view.device}), ${whole(view.cores)} cores`],
     [
       "Memory",
-      `${bytes(view.memory_bytes)} offered, ${bytes(view.worker_memory_bytes)} used by training, ${bytes(view.memory_free_bytes)} free`,
+      `${bytes(view.worker_limit_bytes)} offered to a worker, ${bytes(view.memory_bytes)} of it for its stage; ${view.worker_memory_bytes ? `a worker uses ${bytes(view.worker_memory_bytes)}` : "no worker at present"}; ${bytes(view.memory_free_bytes)} free`,
     ],
     ["Processor", `${percent(view.cpu)} busy`],
     ["Compute", measured ? gflops(view.gflops) : "being measured"],
@@ -100,8 +118,7 @@ function controls(context, view, done) {
     const path = `/providers/${view.id}/action`;
     if (await attempt(() => context.http.post(path, { action }), words)) done();
   };
-  const paused = view.state === "paused";
-  const toggle = paused
+  const toggle = view.paused
     ? h(
         "button",
         { class: "button", type: "button", on: { click: () => act("resume", `${view.name} takes work again`) } },

@@ -20,7 +20,9 @@ export function overviewPage(context) {
   const { store, session } = context;
   const figures = poolFigures();
   const jobs = new JobList(store);
-  const machines = new MachineTable(store, (id) => machineDialog(context, id));
+  /** @type {ReturnType<typeof machineDialog>} */
+  let opened = null;
+  const machines = new MachineTable(store, (id) => (opened = machineDialog(context, id)));
   const noMachines = joinHint(context);
   const events = new EventList(store);
   const recent = card("Last events", {
@@ -42,6 +44,7 @@ export function overviewPage(context) {
     if (change.everything || change.jobs.size) jobs.update();
     if (change.everything || change.providers.size) {
       machines.update();
+      opened?.update();
       const none = store.providers.size === 0;
       machines.element.hidden = machines.tools.hidden = none;
       noMachines.hidden = !none;
@@ -90,9 +93,13 @@ function poolFigures() {
         `of ${whole(server.providers)}`,
         !server.providers ? "none has joined yet" : away ? `${whole(away)} away` : "all connected",
       );
-      const offered = bytesParts(server.memory_bytes);
-      let used = 0;
-      for (const provider of store.providers.values()) used += provider.worker_memory_bytes;
+      let [limit, used] = [0, 0];
+      for (const provider of store.providers.values()) {
+        if (provider.state === "away") continue;
+        limit += provider.worker_limit_bytes;
+        used += provider.worker_memory_bytes;
+      }
+      const offered = bytesParts(limit);
       const usedParts = bytesParts(used);
       memory.set(offered.text, offered.unit, `${usedParts.text} ${usedParts.unit} in use`);
       const compute = gflopsParts(server.gflops);

@@ -2,7 +2,8 @@
  * Where clusters, stages and links are drawn. Pure: a run and a width in, places out.
  *
  * Pipelines run to the right, one below the other; where that is too wide they run down, side by
- * side. `along` is the direction of the pipelines, `across` the other one.
+ * side. `along` is the direction of the pipelines, `across` the other one. What clusters are called is
+ * written before their first stage, where no line passes.
  */
 
 /** @typedef {import("../types.js").RunView} RunView */
@@ -27,7 +28,7 @@
  * @property {Edge[]} edges
  */
 
-const WIDE = { width: 184, height: 102, link: [104, 190], lane: 62, head: 26, side: 10 };
+const WIDE = { width: 184, height: 102, link: [104, 190], lane: 74, head: 126, side: 10 };
 const NARROW = { width: 140, height: 102, link: [62, 62], lane: 26, head: 42, side: 6 };
 const LOOP = 34;
 
@@ -38,12 +39,12 @@ const LOOP = 34;
  */
 export function layoutOf(run, width) {
   const longest = Math.max(1, ...run.clusters.map((cluster) => cluster.stages.length));
-  const needed = longest * WIDE.width + (longest - 1) * (WIDE.link[0] ?? 0) + 2 * WIDE.side;
+  const needed = longest * WIDE.width + (longest - 1) * (WIDE.link[0] ?? 0) + 2 * WIDE.side + WIDE.head;
   const down = needed > width && width < 720;
   const size = down ? NARROW : WIDE;
   const loops = run.clusters.length > 2 ? LOOP : 0;
   const [boxAlong, boxAcross] = down ? [size.height, size.width] : [size.width, size.height];
-  const room = down ? 0 : (width - 2 * size.side - loops - longest * boxAlong) / Math.max(1, longest - 1);
+  const room = down ? 0 : (width - 2 * size.side - size.head - loops - longest * boxAlong) / Math.max(1, longest - 1);
   const [least, most] = /** @type {[number, number]} */ (size.link);
   const link = Math.max(least, Math.min(most, room));
   const whole = longest * boxAlong + (longest - 1) * link;
@@ -52,11 +53,12 @@ export function layoutOf(run, width) {
   const boxes = new Map();
   /** @type {Layout["lanes"]} */
   const lanes = [];
-  let across = down ? size.side : 0;
+  const begin = (down ? 0 : size.side) + size.head + loops;
+  let across = size.side;
   for (const cluster of run.clusters) {
-    const begin = down ? size.head : size.side + loops;
-    if (!down) across += size.head;
-    lanes.push(down ? { id: cluster.id, x: across, y: 14 } : { id: cluster.id, x: begin, y: across - 10 });
+    lanes.push(
+      down ? { id: cluster.id, x: across, y: 14 } : { id: cluster.id, x: size.side, y: across + size.height / 2 - 12 },
+    );
     const stages = cluster.stages.length;
     // The first and the last stages of all clusters are in line.
     const step = stages > 1 ? (whole - boxAlong) / (stages - 1) : 0;
@@ -72,7 +74,7 @@ export function layoutOf(run, width) {
     across += boxAcross + size.lane;
   }
   across += size.side - size.lane;
-  const alongEnd = (down ? size.head : size.side + loops) + whole + size.side;
+  const alongEnd = begin + whole + size.side;
   return {
     down,
     width: down ? across : Math.max(alongEnd, 0),

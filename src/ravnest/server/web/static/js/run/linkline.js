@@ -81,7 +81,7 @@ function ringLine(edge, down) {
     update(link) {
       const speed = (link?.forward_bytes_per_s ?? 0) + (link?.backward_bytes_per_s ?? 0);
       setAttribute(line, "data-pace", paceOf(speed));
-      setAttribute(line, "data-path", link?.path ?? "unknown");
+      for (const part of [line, text]) setAttribute(part, "data-path", link?.path ?? "unknown");
       // Between columns there is no room for words.
       setText(text, speed >= QUIET && !down ? bytesPerSecond(speed) : "");
       setText(

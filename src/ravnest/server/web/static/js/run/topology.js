@@ -100,11 +100,13 @@ export class TopologyCard {
       this.#rebuild(run, width);
     }
     for (const cluster of run.clusters) {
-      const loss = cluster.loss === null || this.down ? "" : ` · loss ${metric("loss", cluster.loss)}`;
+      // Where pipelines run down there is room above them for two lines only.
+      const loss = cluster.loss === null || this.down ? "" : `loss ${metric("loss", cluster.loss)}`;
       const head = this.heads.get(cluster.id);
       if (head) {
         setText(/** @type {Element} */ (head.children[0]), `Cluster ${cluster.id}`);
-        setText(/** @type {Element} */ (head.children[1]), `${digits(cluster.samples_per_second)} samples/s${loss}`);
+        setText(/** @type {Element} */ (head.children[1]), `${digits(cluster.samples_per_second)} samples/s`);
+        setText(/** @type {Element} */ (head.children[2]), loss);
       }
       for (const stage of cluster.stages) this.boxes.get(stage.provider)?.update(stage);
     }
@@ -124,11 +126,9 @@ export class TopologyCard {
     this.heads = new Map(
       layout.lanes.map(({ id, x, y }) => {
         const name = svg("tspan", { class: "lane-name", x, y });
-        // Beside the name, or below it where it is narrow.
-        const facts = layout.down
-          ? svg("tspan", { class: "lane-facts", x, dy: 16 })
-          : svg("tspan", { class: "lane-facts", dx: 10 });
-        return [id, svg("text", {}, name, facts)];
+        const speed = svg("tspan", { class: "lane-facts", x, dy: 16 });
+        const loss = svg("tspan", { class: "lane-facts", x, dy: 16 });
+        return [id, svg("text", { "data-lane": id }, name, speed, loss)];
       }),
     );
     const picture = svg(
