@@ -350,6 +350,12 @@ def test_a_pause_is_for_the_next_assignment():
     control = at("training")
     control.heard(SetPause(paused=True))
     assert control.state == "training"
+    (beat,) = said(control.beat())
+    assert (beat.state, beat.paused) == ("training", True)
+    control.closed()
+    (hello,) = said(control.opened())
+    assert (hello.state, hello.paused) == ("training", True)
+    control.heard(WELCOME)
     control.worker_ended("a1", end())
     control.heard(Settled(assignment="a1"))
     assert control.state == "paused"

@@ -4,7 +4,7 @@ import msgspec
 import pytest
 from state_simulation import FACTS, SETTINGS, Simulation
 
-from ravnest.api.control import Hello, Steer
+from ravnest.api.control import Hello, SetPause, Steer
 from ravnest.api.machine import Caps, Figures, PeerFigure
 from ravnest.errors import JobError
 from ravnest.server.state.events import Connected, EnrolledNow, Fetched, JobSteered
@@ -393,6 +393,21 @@ def test_a_pause_of_a_provider_lets_its_work_go_on_and_gives_it_no_new():
     assert sim.world.free == {2}
     sim.steer_provider(1, "resume")
     assert sim.world.free == {1, 2}
+
+
+@pytest.mark.parametrize("state", ["paused", "training"])
+def test_who_was_resumed_while_away_is_told_when_it_comes_back(state):
+    sim = pool_of(2)
+    sim.steer_provider(1, "pause")
+    sim.cut(1)
+    sim.steer_provider(1, "resume")
+    sim.agents[1].connected = True
+    for paused in (True, False):
+        hello = Hello(protocol=1, facts=FACTS, caps=Caps(), state=state, paused=paused)
+        sim.agents[1].inbox.clear()
+        sim.happen(Connected(provider=1, hello=hello))
+        told = [one.paused for one in sim.agents[1].inbox if isinstance(one, SetPause)]
+        assert told == ([False] if paused else [])
 
 
 def test_scripts_run_only_where_the_owner_consents():

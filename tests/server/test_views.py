@@ -2,6 +2,7 @@
 
 from state_simulation import FACTS
 
+from ravnest.api.control import Beat
 from ravnest.api.machine import Caps, Figures
 from ravnest.api.work import WORKER_OVERHEAD_BYTES, LinkBytes, Point, WorkReport
 from ravnest.server import changes
@@ -150,6 +151,9 @@ def test_a_pause_of_a_provider_at_work_is_seen():
     assert (view.state, view.paused, view.doing) == ("training", True, "training, then paused")
     heard.state = "idle"
     assert provider_view(world, 1).doing == "paused"
+    provider.paused, heard.state = False, "training"
+    heard.beat = Beat(state="training", paused=True)
+    assert provider_view(world, 1).doing == "training, then paused", "as the machine itself says"
 
 
 def test_what_a_worker_takes_is_compared_with_what_a_worker_may_take():

@@ -54,6 +54,7 @@ class Control(Errands):
             caps=self.caps,
             state=self.state,
             assignment=self.assignment,
+            paused=self.paused,
         )
         return [Say(hello)]
 

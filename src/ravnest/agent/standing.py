@@ -79,6 +79,7 @@ class Standing:
         beat = Beat(
             state=self.state,
             assignment=self.assignment,
+            paused=self.paused,
             memory_free_bytes=memory_free,
             worker_memory_bytes=worker_memory,
             cpu=min(1.0, max(0.0, cpu)),

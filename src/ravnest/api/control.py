@@ -49,6 +49,8 @@ class Hello(ToServer, frozen=True, kw_only=True, tag="hello"):
     state: AgentState
     assignment: Identifier | None = None
     """What it is at work on, with its state above."""
+    paused: bool = False
+    """It takes no new work, as far as it knows."""
 
 
 class Beat(ToServer, frozen=True, kw_only=True, tag="beat"):
@@ -56,6 +58,8 @@ class Beat(ToServer, frozen=True, kw_only=True, tag="beat"):
 
     state: AgentState
     assignment: Identifier | None = None
+    paused: bool = False
+    """It takes no new work; what it is at, by its state, goes on."""
     memory_free_bytes: Bytes = 0
     worker_memory_bytes: Bytes = 0
     cpu: Fraction = 0.0

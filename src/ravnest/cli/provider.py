@@ -66,8 +66,8 @@ def _show_status(identity: "Identity", client: "HttpClient") -> None:
 
     view = client.get("/providers/me", ProviderView)
     at = f" on job {view.job}" if view.job else ""
-    click.echo(f"{view.name} (provider-{view.id}) at {client.address}: {view.state}{at}")
+    click.echo(f"{view.name} (provider-{view.id}) at {client.address}: {view.doing}{at}")
     click.echo(
-        f"offers {view.memory_bytes / 1e9:.1f} GB, {view.gflops:.0f} GFLOP/s, "
+        f"offers {view.worker_limit_bytes / 1e9:.1f} GB, {view.gflops:.0f} GFLOP/s, "
         f"{view.up_mbps:.0f} Mbit/s up, {view.down_mbps:.0f} Mbit/s down"
     )

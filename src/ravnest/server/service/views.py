@@ -58,7 +58,7 @@ def provider_view(world: World, id: int) -> ProviderView:
         cluster=part.cluster if part else None,
         stage=part.stage if part else None,
         measured=figures is not None,
-        paused=provider.paused or state == "paused",
+        paused=provider.paused or state == "paused" or (beat is not None and beat.paused),
     )
 
 

@@ -47,8 +47,9 @@ def connected(world: World, id: int, hello: Hello, now: float) -> None:
             report_s=settings.report_s,
         ),
     )
-    if provider.paused:
-        world.send(id, SetPause(paused=True))
+    # Also if it was resumed while it was away, and has not heard of that.
+    if provider.paused or hello.paused:
+        world.send(id, SetPause(paused=provider.paused))
     part = world.at_work.get(id)
     if hello.assignment is not None and (part is None or part.id != hello.assignment):
         parts.drop_unknown(world, id, hello.assignment)
