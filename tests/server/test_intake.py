@@ -22,6 +22,7 @@ from ravnest.server.planjob.outcome import PlanOutcome
 from ravnest.server.service import forgetting
 from ravnest.server.service.keeping import ABANDONED_S
 from ravnest.server.service.specs import HASHES, hashes_in
+from ravnest.server.service.views import Progress
 from ravnest.server.store import open_store
 
 
@@ -193,6 +194,18 @@ def test_a_provider_that_was_removed_while_somebody_spoke_is_not_steered(tmp_pat
             assert removed.status_code == 204
             slow.send(body[5:])
             assert slow.getresponse().status == 404
+
+
+def test_nothing_is_known_of_a_job_that_was_deleted(tmp_path, made):
+    with held_server(tmp_path) as (server, client, desk, _):
+        desk.open.set()
+        upload(client, made[1])
+        job = submit(client, made[0])["id"]
+        service = server.ready.service
+        service.progress[job] = Progress.of(service.job_view(job), now=0.0)
+        assert delete(client, job).status_code == 204
+        assert service.job_view(job) is None
+        assert service.progress == {}
 
 
 # ---- files without a job

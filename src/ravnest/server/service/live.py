@@ -103,7 +103,7 @@ class LiveRun:
             self.epoch[part.cluster] = point.epoch
             if point.value is not None:
                 self.loss[part.cluster] = point.value
-        elif point.value is not None and part.cluster == 0 and len(self.metrics) < _SERIES:
+        elif point.value is not None and part.cluster == 0 and self._shows(point.series):
             self.metrics[point.series] = point.value
         curve = (point.series, part.cluster)
         if curve not in self._kept and len(self._kept) >= _SERIES:
@@ -111,6 +111,9 @@ class LiveRun:
         self._kept[curve] += 1
         place = self._kept[curve]
         return place % (1 << (place // _POINTS_OF_A_CURVE)) == 0
+
+    def _shows(self, metric: str) -> bool:
+        return metric in self.metrics or len(self.metrics) < _SERIES
 
     def may_note(self) -> bool:
         """Whether another warning of a worker becomes an event."""
