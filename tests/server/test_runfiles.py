@@ -84,6 +84,23 @@ def test_what_is_not_listed_at_the_end_is_removed(run_files, part, tmp_path):
     assert here(tmp_path) == [name(1)]
 
 
+def test_hashes_of_results_are_known_for_a_while_and_found_again_after_that(
+    run_files, part, tmp_path, monkeypatch
+):
+    monkeypatch.setattr("ravnest.server.service.runfiles._BROUGHT", 1)
+
+    async def story():
+        await bring(run_files, part, name(1))
+        await bring(run_files, part, name(2))
+        assert list(run_files._brought) == [(part.id, name(2))]
+        files = tuple(FileRef(path=name(n), sha256=SHA256, size=len(CONTENT)) for n in (1, 2))
+        assert await run_files.whole(part, files) == files
+        run_files.forget("job")
+        assert not run_files._brought
+
+    asyncio.run(story())
+
+
 def test_a_result_that_arrives_after_the_end_changes_nothing(run_files, part, tmp_path):
     async def late():
         yield CONTENT

@@ -103,14 +103,16 @@ class Core:
 
         def written(future: Future[None]) -> None:
             error = future.exception()
-            if error is not None:
-                self._fail(error)
-            else:
-                pending.ready = True
-                self._carry_out()
-            if not done.done():
-                done.set_result(None) if error is None else done.set_exception(error)
-                done.exception()  # whoever does not wait for it need not hear of it twice
+            try:
+                if error is not None:
+                    self._fail(error)
+                else:
+                    pending.ready = True
+                    self._carry_out()
+            finally:
+                if not done.done():
+                    done.set_result(None) if error is None else done.set_exception(error)
+                    done.exception()  # whoever does not wait for it need not hear of it twice
 
         def tell(future: Future[None]) -> None:
             if not loop.is_closed():
@@ -122,10 +124,13 @@ class Core:
     def _carry_out(self) -> None:
         while self._pending and self._pending[0].ready:
             for order in self._pending.popleft().orders:
-                if isinstance(order, Wake):
-                    self._set_timer(order.at)
-                elif not self._closed:
-                    self.perform(order)
+                try:
+                    if isinstance(order, Wake):
+                        self._set_timer(order.at)
+                    elif not self._closed:
+                        self.perform(order)
+                except Exception:  # those that come after it are for others
+                    logger.exception("%s could not be carried out", type(order).__name__)
 
     def _set_timer(self, at: float) -> None:
         if self._closed or (self._wake_at is not None and self._wake_at <= at):

@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 
 from ravnest.api.jobs import JobSpec
+from ravnest.errors import JobError
 from ravnest.server.folders import Folders
 from ravnest.server.planjob.outcome import PlanOrder, PlanOutcome
 from ravnest.server.service.connections import Connections
@@ -26,7 +27,8 @@ from ravnest.server.state.effects import (
     Order,
     Send,
 )
-from ravnest.server.state.events import Fused, FusingFailed, PlanFailed, PlanMade
+from ravnest.server.state.events import Fused, FusingFailed, NotHanded, PlanFailed, PlanMade
+from ravnest.server.state.records import Part
 
 logger = logging.getLogger("ravnest.server")
 
@@ -50,6 +52,8 @@ class Errands:
         self._connections = connections
         self._workshop = workshop
         self._tasks: set[asyncio.Task[None]] = set()
+        self._handing: set[str] = set()
+        """Parts whose assignments are being read."""
 
     def perform(self, order: Order) -> None:
         match order:
@@ -91,11 +95,23 @@ class Errands:
 
     def _hand(self, order: Hand) -> None:
         part = self._core.world.parts.get(order.part)
-        if part is None or not part.is_open:
+        # If it is being read for an earlier connection of this agent, it goes to the newest.
+        if part is not None and part.is_open and part.id not in self._handing:
+            self._handing.add(part.id)
+            self._soon(self._read_and_post(part))
+
+    async def _read_and_post(self, part: Part) -> None:
+        try:
+            text = await self._run_files.written_assignment(part)
+        except Exception as error:
+            logger.exception("the assignment %s cannot be handed out", part.id)
+            self._core.happen(NotHanded(part=part.id, reason=str(error)))
             return
-        # Read here and not on a thread: what is said to an agent keeps its order.
-        text = self._run_files.written_assignment(part)
-        self._connections.post_text(order.provider, text, about=part.id)
+        finally:
+            self._handing.discard(part.id)
+        # What is said of a part before it is assigned is only ever that it is not wanted any more.
+        if part.is_open:
+            self._connections.post_text(part.provider, text, about=part.id)
 
     # ---- planning
 
@@ -112,8 +128,10 @@ class Errands:
         self._run_files.forget(order.job, order.run)
         folder = self._folders.run(order.job, order.run)
         spec = await self._spec(order.job)
-        if spec is None or order.job not in self._core.world.jobs:
+        if not self._is_wanted(order):
             return
+        if spec is None:
+            raise JobError(f"{order.job} is not in the store")
         await self._files.off_loop(lambda: shutil.rmtree(folder, ignore_errors=True))
         weights = self._folders.result(order.job) / FUSED if order.fused_run else None
         task = PlanOrder(
@@ -130,7 +148,13 @@ class Errands:
         async def done(outcome: PlanOutcome) -> None:
             self._planned(order, outcome)
 
-        self._workshop.start(f"plan {order.job}", folder, task, done)
+        # It may have been dropped, or the job deleted, while its files were seen to.
+        if self._is_wanted(order):
+            self._workshop.start(f"plan {order.job}", folder, task, done)
+
+    def _is_wanted(self, order: MakePlan) -> bool:
+        world = self._core.world
+        return (world.planning, world.attempt) == (order.job, order.attempt)
 
     async def _spec(self, job: str) -> JobSpec | None:
         body = await self._core.read(lambda db: db.record("spec", job))
@@ -192,5 +216,7 @@ class Errands:
         self._soon(self._remove(job))
 
     async def _remove(self, job: str) -> None:
+        # Whatever still works in the folder would make it anew.
+        await self._workshop.ended(f"plan {job}", f"fuse {job}")
         folder = self._folders.job(job)
         await self._files.off_loop(lambda: shutil.rmtree(folder, ignore_errors=True))

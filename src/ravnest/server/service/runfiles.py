@@ -21,6 +21,7 @@ from ravnest.server.state.world import World
 _RESULT = re.compile(r"trained\.json|trained-[0-9a-f]{16}\.safetensors")
 _KNOWN = 512
 _WRITTEN = 64
+_BROUGHT = 20_000
 _MOST_RESULTS = 16
 _LEAST_RESULT_BYTES = 16 << 20
 
@@ -36,7 +37,7 @@ class RunFiles:
         """Assignments as they were told last, and the addresses that are in them."""
         self._coming: dict[str, list[int]] = {}
         """Sizes of results that are on their way, by assignment."""
-        self._brought: dict[tuple[str, str], tuple[str, int]] = {}
+        self._brought: OrderedDict[tuple[str, str], tuple[str, int]] = OrderedDict()
         """Assignment and name of a result → hash and size, as they were checked on arrival."""
 
     # ---- what a plan says
@@ -63,27 +64,30 @@ class RunFiles:
             del self._places[part]
         for part in [part for part in self._written if part.startswith(begin)]:
             del self._written[part]
+        for brought in [one for one in self._brought if one[0].startswith(begin)]:
+            del self._brought[brought]
 
     # ---- what a provider gets
 
-    def assignment(self, part: Part) -> Assign:
-        """With the addresses at which its neighbours may be reached now."""
+    def _assignment(self, part: Part) -> Assignment:
+        """As it was planned."""
         path = self._folders.run(part.job, part.run) / PARTS / f"{part.provider}.json"
-        found = msgspec.json.decode(path.read_bytes(), type=Assignment)
-        neighbours = tuple(
-            msgspec.structs.replace(neighbour, addresses=self._addresses(neighbour.provider))
-            for neighbour in found.neighbours
-        )
-        return Assign(assignment=msgspec.structs.replace(found, neighbours=neighbours))
+        return msgspec.json.decode(path.read_bytes(), type=Assignment)
 
-    def written_assignment(self, part: Part) -> str:
-        """The message as it is sent. Agents that come back again and again get the same text."""
+    async def written_assignment(self, part: Part) -> str:
+        """The message as it is sent, with the addresses at which its neighbours may be reached now.
+        Agents that come back again and again get the same text."""
         known = self._written.get(part.id)
         if known is not None and all(self._addresses(n) == known[0][n] for n in known[0]):
             self._written.move_to_end(part.id)
             return known[1]
-        message = self.assignment(part)
-        addresses = {n.provider: n.addresses for n in message.assignment.neighbours}
+        planned = await self._files.off_loop(self._assignment, part)
+        addresses = {n.provider: self._addresses(n.provider) for n in planned.neighbours}
+        neighbours = tuple(
+            msgspec.structs.replace(neighbour, addresses=addresses[neighbour.provider])
+            for neighbour in planned.neighbours
+        )
+        message = Assign(assignment=msgspec.structs.replace(planned, neighbours=neighbours))
         text = msgspec.json.encode(message).decode()
         self._written[part.id] = (addresses, text)
         self._written.move_to_end(part.id)
@@ -110,7 +114,7 @@ class RunFiles:
         """Every file of an assignment: from the run's own folder, or from those handed in."""
         folder = self._folders.run(part.job, part.run)
         made = msgspec.json.decode((folder / PLACES).read_bytes(), type=dict[str, str])
-        assignment = self.assignment(part).assignment
+        assignment = self._assignment(part)
         return {
             file.sha256: folder / made[file.sha256]
             if file.sha256 in made
@@ -151,9 +155,11 @@ class RunFiles:
             if not coming:
                 self._coming.pop(part.id, None)
         self._brought[part.id, name] = (sha256, received)
+        if len(self._brought) > _BROUGHT:
+            self._brought.popitem(last=False)
 
     def _most_of(self, part: Part) -> int:
-        assignment = self.assignment(part).assignment
+        assignment = self._assignment(part)
         package = sum(f.size for f in assignment.files if f.path.startswith("package/"))
         return 2 * max(package, 8 * part.parameters) + _LEAST_RESULT_BYTES
 
@@ -172,7 +178,7 @@ class RunFiles:
         path = self._folders.results(part.job, part.run, part.provider) / file.path
         known = self._brought.get((part.id, file.path))
         try:
-            if known is None:  # it came before the server was restarted
+            if known is None:  # it came before the server was restarted, or long ago
                 size = path.stat().st_size
                 known = (await self._files.off_loop(hash_of, path), size)
         except OSError:

@@ -15,7 +15,7 @@ from ravnest.api.control import Ended, Reported
 from ravnest.api.views import JobView, PlanView, ProviderView, RunView, ServerView
 from ravnest.server.access import Access, TokenRecord
 from ravnest.server.authority import Authority
-from ravnest.server.changes import Event, Point, Put, clean
+from ravnest.server.changes import Point, Put
 from ravnest.server.folders import Folders
 from ravnest.server.metrics import Metrics
 from ravnest.server.relay import Relay
@@ -36,7 +36,8 @@ from ravnest.server.service.runfiles import RunFiles
 from ravnest.server.service.stream import Sight, Stream
 from ravnest.server.service.views import Progress, event_view, job_view, provider_view, run_view
 from ravnest.server.service.work import WorkLimits, Workshop
-from ravnest.server.state.events import PartEnded, Started, WorkReported
+from ravnest.server.state.effects import Level
+from ravnest.server.state.events import Noted, PartEnded, Started, WorkReported
 from ravnest.server.state.parts import own_part
 from ravnest.server.state.world import Settings, World
 from ravnest.server.store import Store
@@ -249,12 +250,9 @@ class Service:
             if part.job in self.world.jobs:
                 self._keep_progress(part.job)
 
-    def note(self, level: str, text: str, job: str | None, provider: int | None) -> None:
-        """An event that the state need not know of."""
-        self.world.event_number += 1
-        event = Event(self.world.event_number, self.clock(), level, clean(text), job, provider)
-        self.stream.happened(event_view(event))
-        self.core.keep([event])
+    def note(self, level: Level, text: str, job: str | None, provider: int | None) -> None:
+        """For people; nothing follows from it."""
+        self.core.happen(Noted(level=level, text=text, job=job, provider=provider))
 
     # ---- what others see
 
@@ -285,6 +283,7 @@ class Service:
         job = self.world.jobs.get(id)
         if job is None:
             self.live.pop(id, None)
+            self.progress.pop(id, None)
             return None
         return job_view(self.world, job, self.live_run(id), self.progress.get(id))
 

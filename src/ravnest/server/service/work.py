@@ -74,6 +74,11 @@ class Workshop:
             self._ending.add(task)
             task.cancel()
 
+    async def ended(self, *keys: str) -> None:
+        """Wait until nothing is done under these keys, if it has been cancelled."""
+        tasks = [task for task in self._ending if task.get_name() in keys]
+        await asyncio.gather(*tasks, return_exceptions=True)
+
     async def close(self) -> None:
         tasks = [*self._tasks.values(), *self._ending]
         for task in tasks:
@@ -83,7 +88,7 @@ class Workshop:
     async def do(self, folder: Path, order: PlanOrder) -> PlanOutcome:
         async with self._turn[order.task]:
             loop = asyncio.get_running_loop()
-            await loop.run_in_executor(None, _prepare, folder, order)
+            await _to_its_end(loop.run_in_executor(None, _prepare, folder, order))
             problem = await self._run(folder, order.task)
             return await loop.run_in_executor(None, _outcome, folder, problem)
 
@@ -123,6 +128,14 @@ class Workshop:
         logger.warning("the process for %s in %s ended with %d: %s", task, folder, code, words)
         last = words.strip().splitlines()[-1:] or ["it said nothing"]
         return f"the process ended with {code}: {last[0]}"
+
+
+async def _to_its_end(work: "asyncio.Future[None]") -> None:
+    """A thread cannot be cancelled: whoever waits for it does not end before it."""
+    try:
+        await asyncio.shield(work)
+    finally:
+        await asyncio.wait({work})
 
 
 async def _last_words(process: asyncio.subprocess.Process) -> str:

@@ -60,6 +60,13 @@ class Fetched(Happening, frozen=True, kw_only=True):
     assignment: str
 
 
+class NotHanded(Happening, frozen=True, kw_only=True):
+    """A part that is not told to its provider: what the plan says about it cannot be read."""
+
+    part: str
+    reason: str
+
+
 class PartEnded(Happening, frozen=True, kw_only=True):
     """A worker has ended; `results` are files that the server has looked at and found whole."""
 
@@ -115,6 +122,15 @@ class FusingFailed(Happening, frozen=True, kw_only=True):
     """Nothing is known about the stages: the process died."""
 
 
+class Noted(Happening, frozen=True, kw_only=True):
+    """Something that people should know, and that nothing follows from."""
+
+    level: Literal["info", "warning", "error"]
+    text: str
+    job: str | None = None
+    provider: int | None = None
+
+
 class Tick(Happening, frozen=True, kw_only=True):
     """A moment has come that was asked for."""
 
@@ -127,6 +143,7 @@ Event = (
     | Heard
     | WorkReported
     | Fetched
+    | NotHanded
     | PartEnded
     | ProviderSteered
     | Submitted
@@ -135,5 +152,6 @@ Event = (
     | PlanFailed
     | Fused
     | FusingFailed
+    | Noted
     | Tick
 )

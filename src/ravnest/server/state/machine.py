@@ -13,6 +13,8 @@ from ravnest.server.state.events import (
     FusingFailed,
     Heard,
     JobSteered,
+    Noted,
+    NotHanded,
     PartEnded,
     PlanFailed,
     PlanMade,
@@ -44,6 +46,10 @@ def handle(world: World, event: Event, now: float) -> Effects:
             providers.connected(world, event.provider, event.hello, now)
         case Disconnected():
             providers.disconnected(world, event.provider, event.reason, now)
+        case NotHanded():
+            parts.not_handed(world, event, now)
+        case Noted():
+            world.note(now, event.level, event.text, event.job, event.provider)
         case PartEnded():
             parts.ended(world, event, now)
             providers.after_part(world, event.provider, now)
@@ -63,7 +69,7 @@ def handle(world: World, event: Event, now: float) -> Effects:
             deadlines.pass_time(world, now)
     # Thousands of heartbeats and reports: they change a few fields, and mostly nothing follows.
     if (
-        not isinstance(event, Heard | WorkReported | Fetched)
+        not isinstance(event, Heard | WorkReported | Fetched | Noted)
         or world.out.orders
         or world.pool_version != version
     ):

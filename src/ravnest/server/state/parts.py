@@ -3,7 +3,7 @@
 from ravnest.api.control import AgentState, Begin, Prepared, Refused, Settled, Steer
 from ravnest.server.state import declining, leaving_out, pool, runs
 from ravnest.server.state.effects import Hand, Wake
-from ravnest.server.state.events import PartEnded
+from ravnest.server.state.events import NotHanded, PartEnded
 from ravnest.server.state.records import Part
 from ravnest.server.state.world import Presence, Pulse, World
 
@@ -11,6 +11,14 @@ from ravnest.server.state.world import Presence, Pulse, World
 def own_part(world: World, provider: int, assignment: str) -> Part | None:
     part = world.parts.get(assignment)
     return part if part is not None and part.provider == provider else None
+
+
+def not_handed(world: World, event: NotHanded, now: float) -> None:
+    """Nothing may wait for ever for a provider that was never told."""
+    part = world.parts.get(event.part)
+    if part is not None and part.is_open:
+        name = world.providers[part.provider].name
+        runs.lose(world, part, f"{name} could not be told its part: {event.reason}", now)
 
 
 def prepared(world: World, provider: int, message: Prepared, now: float) -> None:
