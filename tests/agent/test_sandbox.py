@@ -11,11 +11,14 @@ from ravnest.agent.sandbox import sandboxed, why_not
 LOOK = """
 import os, pathlib, ravnest.api
 print(sorted(os.listdir(secret)) if os.path.isdir(secret) else "nothing there")
+print(sorted(os.listdir(python)))
 pathlib.Path("mine").write_text("1")
-try:
-    pathlib.Path("/etc/ravnest-was-here").write_text("1")
-except OSError as error:
-    print(type(error).__name__)
+for path in ("/etc/ravnest-was-here", python + "/was-here"):
+    try:
+        pathlib.Path(path).write_text("1")
+    except OSError as error:
+        print("OSError")
+print(os.listdir("/tmp") if not python.startswith("/tmp") else [])
 """
 
 
@@ -36,19 +39,57 @@ def test_a_sandbox_that_does_not_work_is_none(monkeypatch, no_memory):
     assert "does not work" in why_not()
 
 
-def test_a_script_sees_its_own_folder_and_no_others(tmp_path, monkeypatch):
-    """Where there is no bubblewrap, the command is looked at instead."""
-    folder, secret = tmp_path / "folder", tmp_path / "secret"
-    folder.mkdir()
-    secret.mkdir()
-    (secret / "diary").write_text("")
-    monkeypatch.setattr(sandbox, "_HIDDEN", (str(secret.parent), *sandbox._HIDDEN))
+@pytest.mark.parametrize("place", ["elsewhere", "beside Python", "around Python"])
+def test_a_script_sees_its_own_folder_and_no_others(tmp_path, monkeypatch, place):
+    """Above all not the credential, wherever the agent's home is. Where there is no bubblewrap, the
+    command is looked at instead."""
+    home, python = tmp_path / "home", tmp_path / "python"
+    if place == "beside Python":
+        home = python / "share" / "provider"
+    elif place == "around Python":
+        python = home / "environment"
+    folder, secret = home / "work" / "a1", home / "identity"
+    for path in (folder, secret, python / "lib"):
+        path.mkdir(parents=True)
+    (secret / "credential").write_text("")
+    folders = sandbox._python_folders()
+    monkeypatch.setattr(sandbox, "_python_folders", lambda: [*folders, python])
     # The folder that the agent was started from is not among those that are shown.
     monkeypatch.syspath_prepend(str(secret))
-    command = sandboxed([sys.executable, "-c", f"secret = {str(secret)!r}\n{LOOK}"], folder)
+    names = f"secret, python = {str(secret)!r}, {str(python)!r}\n"
+    command = sandboxed([sys.executable, "-c", names + LOOK], folder, home)
     assert str(secret) not in command
+    assert "/" not in command[: command.index("--remount-ro")]
+    assert command.index(str(home)) > command.index("--tmpfs")
     assert command[command.index("--bind") + 1] == str(folder)
     if why_not() is None:
         done = subprocess.run(command, capture_output=True, text=True)
-        assert done.stdout.splitlines() == ["nothing there", "OSError"], done.stderr
+        shown = ["nothing there", "['lib']", "OSError", "OSError", "[]"]
+        if place == "beside Python":
+            shown[1] = "['lib', 'share']"
+        assert done.stdout.splitlines() == shown, done.stderr
         assert (folder / "mine").read_text() == "1"
+
+
+def test_a_script_does_not_see_most_of_the_machine(tmp_path):
+    unseen = ["/etc/shadow", "/etc/passwd", "/etc/ssl/private", "/srv", "/mnt", "/boot", "/var/log"]
+    program = f"import os; print([path for path in {unseen} if os.path.exists(path)])"
+    home = tmp_path / "home"
+    (home / "work").mkdir(parents=True)
+    command = sandboxed([sys.executable, "-c", program], home / "work", home)
+    assert not set(unseen) & set(command)
+    if why_not() is None:
+        done = subprocess.run(command, capture_output=True, text=True)
+        assert done.stdout == "[]\n", done.stderr
+
+
+def test_torch_can_be_used_in_a_sandbox(tmp_path):
+    if why_not() is not None:
+        assert "bwrap" in why_not()
+        return
+    home = tmp_path / "home"
+    (home / "work").mkdir(parents=True)
+    program = "import torch; print(int((torch.ones(2, 2) @ torch.ones(2, 2)).sum()))"
+    command = sandboxed([sys.executable, "-c", program], home / "work", home)
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.stdout == "8\n", done.stderr

@@ -1,23 +1,44 @@
-"""Foreign scripts, kept from everything on this machine but their own folder.
+"""Foreign scripts, kept from the files of this machine but for their own folder.
 
-With bubblewrap, if it is there: the system is read-only, homes and temporary folders are empty, no
-process of the machine can be seen. The network stays: providers talk to each other.
+With bubblewrap, if it is there. What a script sees is listed here, and nothing else is there for
+it: programs and libraries, the few files of /etc that they read, Python with its packages, all of
+it read-only; empty folders for what is temporary; no process of the machine but its own. What it
+does see: whatever lies among these programs and packages, the kernel's view of the hardware (/sys),
+the GPUs. And its own folder holds the key and the certificate that this provider shows to others:
+its Node needs them. The network stays: providers talk to each other.
 """
 
 import functools
+import importlib.util
+import os
 import shutil
 import site
 import subprocess
 import sys
-from collections.abc import Sequence
+import tempfile
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from ravnest.api.machine import Caps
 from ravnest.api.work import Assignment
 
 _PROGRAM = "bwrap"
-_HIDDEN = ("/home", "/root", "/tmp", "/var/tmp", "/run", "/mnt", "/media", "/srv")
-_TRIAL_S = 10.0
+_SYSTEM = (
+    *("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32", "/sys"),
+    *("/nix/store", "/gnu/store", "/opt/cuda", "/opt/rocm"),
+)
+_ETC = (
+    *("alternatives", "ld.so.cache", "ld.so.conf", "ld.so.conf.d"),
+    *("hosts", "host.conf", "gai.conf", "nsswitch.conf", "resolv.conf"),
+    *("localtime", "timezone", "locale.conf", "os-release"),
+    *("ssl/certs", "ssl/openssl.cnf", "ca-certificates", "crypto-policies"),
+    *("pki/ca-trust", "pki/tls/certs", "pki/tls/openssl.cnf"),
+    *("OpenCL", "glvnd", "vulkan"),
+)
+"""Not all of it: there are passwords of networks, keys of hosts, settings of other services."""
+_DEVICES = ("nvidia*", "kfd", "dri")
+_EMPTY = ("/tmp", "/var/tmp", "/run")
+_TRIAL_S = 20.0
 
 
 @functools.cache
@@ -25,12 +46,20 @@ def why_not() -> str | None:
     """Why there can be no sandbox here, found out by trying; None if there can."""
     if shutil.which(_PROGRAM) is None:
         return f"bubblewrap ({_PROGRAM}) is not installed"
-    command = [_PROGRAM, "--unshare-pid", "--ro-bind", "/", "/", "--proc", "/proc", "--", "true"]
-    try:
-        tried = subprocess.run(command, capture_output=True, text=True, timeout=_TRIAL_S)
-    except (OSError, subprocess.TimeoutExpired) as error:
-        return f"{_PROGRAM} cannot be run: {error}"
-    return None if tried.returncode == 0 else f"{_PROGRAM} does not work: {tried.stderr.strip()}"
+    program = [sys.executable, "-c", "import ravnest.api"]
+    with tempfile.TemporaryDirectory(prefix="ravnest-") as home:
+        folder = Path(home).resolve() / "work"
+        folder.mkdir()
+        command = sandboxed(program, folder, folder.parent)
+        try:
+            tried = subprocess.run(command, capture_output=True, text=True, timeout=_TRIAL_S)
+        except subprocess.TimeoutExpired:
+            return f"{_PROGRAM} does not come back within {_TRIAL_S:.0f} s"
+        except OSError as error:
+            return f"{_PROGRAM} cannot be run: {error}"
+    if tried.returncode == 0:
+        return None
+    return f"{_PROGRAM} does not work: {tried.stderr.strip() or f'exit code {tried.returncode}'}"
 
 
 def reason_against(assignment: Assignment, caps: Caps) -> str | None:
@@ -41,26 +70,39 @@ def reason_against(assignment: Assignment, caps: Caps) -> str | None:
     return None if reason is None else f"scripts are allowed in a sandbox only, and {reason}"
 
 
-def sandboxed(command: Sequence[str], folder: Path) -> list[str]:
-    """The same command, seeing the system without its users' files, and writing to `folder`."""
+def sandboxed(command: Sequence[str], folder: Path, home: Path) -> list[str]:
+    """The same command, seeing programs and libraries, and of the agent's `home`, wherever that is,
+    nothing but `folder`, which alone it may write to."""
     around = [_PROGRAM, "--die-with-parent", "--new-session", "--unshare-pid", "--unshare-ipc"]
-    around += ["--ro-bind", "/", "/", "--dev", "/dev", "--proc", "/proc"]
-    for path in _HIDDEN:
-        if Path(path).is_dir():
-            around += ["--tmpfs", path]
-    for shown in _python_folders():
-        around += ["--ro-bind", str(shown), str(shown)]
-    around += ["--bind", str(folder), str(folder), "--chdir", str(folder)]
+    for path in map(Path, (*_SYSTEM, *(f"/etc/{name}" for name in _ETC))):
+        if path.is_symlink() and path.parent == Path("/"):
+            around += ["--symlink", os.readlink(path), str(path)]
+        elif path.exists():
+            around += ["--ro-bind", str(path), str(path)]
+    around += ["--dev", "/dev", "--proc", "/proc"]
+    for device in sorted(device for name in _DEVICES for device in Path("/dev").glob(name)):
+        around += ["--dev-bind", str(device), str(device)]
+    for path in map(Path, _EMPTY):
+        around += ["--tmpfs", str(path)]
+    python = _python_folders()
+    around += _shown(path for path in python if not path.is_relative_to(home))
+    # Over whatever else is shown there; Python itself may have been put into it.
+    around += ["--tmpfs", str(home), *_shown(path for path in python if path.is_relative_to(home))]
+    around += ["--bind", str(folder), str(folder), "--chdir", str(folder), "--remount-ro", "/"]
     return [*around, "--", *command]
+
+
+def _shown(paths: Iterable[Path]) -> list[str]:
+    return [word for path in paths for word in ("--ro-bind", str(path), str(path))]
 
 
 def _python_folders() -> list[Path]:
     """Python and its packages, which may live in somebody's home. Not `sys.path`: the folder that
     the agent was started from may be in it, with whatever lies there."""
     ours = Path(__file__).parents[2]
-    found = dict.fromkeys(
-        Path(path)
-        for path in (sys.prefix, sys.base_prefix, site.getusersitepackages(), ours)
-        if Path(path).is_dir()
-    )
-    return [path for path in found if any(path.is_relative_to(hidden) for hidden in _HIDDEN)]
+    torch = importlib.util.find_spec("torch")
+    torch_folders = (torch.submodule_search_locations if torch is not None else None) or ()
+    places = [sys.prefix, sys.base_prefix, site.getusersitepackages(), str(ours)]
+    places += [str(Path(folder).parent) for folder in torch_folders]
+    found = dict.fromkeys(Path(place) for place in places if Path(place).is_dir())
+    return [path for path in found if not any(path.is_relative_to(shown) for shown in _SYSTEM)]
