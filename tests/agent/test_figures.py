@@ -62,11 +62,25 @@ def test_threads_are_the_owners_and_never_more_than_there_are():
 
 
 def test_a_workers_environment_has_its_threads_and_no_secrets(monkeypatch):
-    monkeypatch.setenv("RAVNEST_JOIN_TOKEN", "secret")
+    secrets = ("RAVNEST_JOIN_TOKEN", "AWS_SECRET_ACCESS_KEY", "https_proxy", "SSH_AUTH_SOCK")
+    for name in secrets:
+        monkeypatch.setenv(name, "secret")
+    needed = ("PATH", "HOME", "TMPDIR", "LC_ALL", "CUDA_VISIBLE_DEVICES", "PYTHONPATH")
+    for name in needed:
+        monkeypatch.setenv(name, f"/of the owner/{name}")
     monkeypatch.setenv("OMP_NUM_THREADS", "64")
     environment = worker_environment(3)
     assert environment["OMP_NUM_THREADS"] == "3"
-    assert not any(name.startswith("RAVNEST") for name in environment)
+    assert set(needed) <= set(environment)
+    assert not set(secrets) & set(environment)
+
+
+def test_a_strangers_program_does_not_learn_who_the_owner_is(monkeypatch, tmp_path):
+    monkeypatch.setenv("LOGNAME", "ada")
+    monkeypatch.setenv("TMPDIR", "/home/ada/tmp")
+    environment = worker_environment(1, home=tmp_path)
+    assert (environment["HOME"], "TMPDIR" in environment) == (str(tmp_path), False)
+    assert "ada" not in (environment["USER"], environment["LOGNAME"])
 
 
 @pytest.mark.parametrize("text", ["", "…", " -x", "tür\n7", "a" * 300, "(a)", "ada's laptop"])

@@ -125,7 +125,10 @@ class Errand:
         caps = self._around.settings.caps
         self.worker = Worker(
             self.folder,
-            environment=worker_environment(threads_of(caps)),
+            environment=worker_environment(
+                threads_of(caps),
+                home=None if self.assignment.script is None else self.folder.path.resolve(),
+            ),
             nice=self._around.settings.nice,
             command=self._command(),
             on_report=on_report,
@@ -185,7 +188,8 @@ class Errand:
             return self._around.worker_command(self.folder)
         if self.assignment.script is None or self._around.settings.caps.scripts != "sandboxed":
             return None
-        return sandboxed(Worker.command_for(self.folder), self.folder.path.resolve())
+        home = self._around.settings.home.resolve()
+        return sandboxed(Worker.command_for(self.folder), self.folder.path.resolve(), home)
 
     def _checked(self, end: WorkEnd) -> WorkEnd:
         if end.saved and not (self.folder.package / "trained.json").is_file():

@@ -27,6 +27,21 @@ _WORKLOAD_S = 1.0
 _WORKLOAD_DEADLINE_S = 180.0
 """The first import of torch on a slow disk takes a while."""
 _MOST_OUTPUT = 1 << 16
+_PERSONAL = frozenset(
+    {"HOME", "USER", "LOGNAME", "USERNAME", "USERPROFILE", "APPDATA", "LOCALAPPDATA"}
+    | {"TMPDIR", "TEMP", "TMP"}
+)
+_NEEDED = _PERSONAL | frozenset(
+    {"PATH", "LANG", "LANGUAGE", "TZ", "LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH"}
+    | {"VIRTUAL_ENV", "CONDA_PREFIX"}
+    | {"SYSTEMROOT", "SYSTEMDRIVE", "WINDIR", "COMSPEC", "PATHEXT", "NUMBER_OF_PROCESSORS"}
+)
+_NEEDED_PREFIXES = (
+    *("LC_", "PYTHON", "PYTORCH_", "TORCH_"),
+    *("OMP_", "GOMP_", "KMP_", "MKL_", "OPENBLAS_"),
+    *("CUDA_", "CUDNN_", "NCCL_", "NVIDIA_", "HIP_", "HSA_", "ROCR_"),
+)
+_NOBODY = "ravnest"
 
 
 def facts_of(speed: Speed) -> MachineFacts:
@@ -110,10 +125,19 @@ async def measure_speed(device: str | None, threads: int, seconds: float = _WORK
     return msgspec.json.decode(out, type=Speed)
 
 
-def worker_environment(threads: int) -> dict[str, str]:
-    """Of processes that compute: the threads they may have, and none of the agent's own settings,
-    among which there may be a token."""
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("RAVNEST_")}
+def worker_environment(threads: int, home: Path | None = None) -> dict[str, str]:
+    """Of processes that compute: the threads they may have, and what they need of the owner's
+    variables. Among the others there may be anything: tokens, passwords, addresses of proxies.
+
+    `home`: it is a stranger's program, and this is all that is its own."""
+    kept = {
+        name: value
+        for name, value in os.environ.items()
+        if name.upper() in _NEEDED or name.upper().startswith(_NEEDED_PREFIXES)
+    }
+    if home is not None:
+        kept = {name: value for name, value in kept.items() if name.upper() not in _PERSONAL}
+        kept |= {"HOME": str(home), "USER": _NOBODY, "LOGNAME": _NOBODY}
     number = str(threads)
     return {
         **kept,
