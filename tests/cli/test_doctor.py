@@ -4,12 +4,14 @@ import datetime
 import socket
 import subprocess
 import types
+from pathlib import Path
 
 import msgspec
 import pytest
 from web.fake_server import Site, token
 from web.simulation import Simulation
 
+from ravnest.agent import sandbox
 from ravnest.cli import main
 from ravnest.cli.doctor import machine, server
 from ravnest.cli.doctor.findings import Finding, examine
@@ -90,12 +92,25 @@ def test_a_gpu_that_torch_cannot_use_is_said(monkeypatch):
 
 
 def test_a_sandbox_that_does_not_work_is_said(monkeypatch):
+    """It is tried as an agent makes it: with another command it might work, or not."""
+    monkeypatch.setattr(machine, "why_not", sandbox.why_not.__wrapped__)
     monkeypatch.setattr(machine.shutil, "which", lambda _: None)
-    assert "no bwrap" in only(machine.sandbox()).text
+    assert "bubblewrap (bwrap) is not installed" in only(machine.sandbox()).text
     monkeypatch.setattr(machine.shutil, "which", lambda _: "/usr/bin/bwrap")
-    failed = subprocess.CompletedProcess([], 1, "", "Operation not permitted")
-    monkeypatch.setattr(machine.subprocess, "run", lambda *_, **__: failed)
-    assert "Operation not permitted" in only(machine.sandbox()).text
+    tried = []
+
+    def run(command, **_):
+        tried.append(command)
+        return subprocess.CompletedProcess([], 1, "", "Operation not permitted")
+
+    monkeypatch.setattr(sandbox.subprocess, "run", run)
+    found = only(machine.sandbox())
+    assert "Operation not permitted" in found.text
+    assert "sysctl" in found.remedy
+    command = tried[0]
+    start = command.index("--")
+    folder = Path(command[command.index("--bind") + 1])
+    assert command == sandbox.sandboxed(command[start + 1 :], folder, folder.parent)
 
 
 def test_a_check_that_fails_itself_does_not_end_the_others():

@@ -5,13 +5,13 @@ import importlib.metadata
 import platform
 import shutil
 import socket
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from ravnest import __version__
+from ravnest.agent.sandbox import why_not
 from ravnest.cli.doctor.findings import Check, Finding, broken, note, ok
 from ravnest.planning.figures import quantity, size
 
@@ -21,7 +21,6 @@ TORCH = ((2, 6), (2, 14))
 LITTLE_DISK, MUCH_DISK = 10**9, 10**10
 LITTLE_MEMORY = 10**9
 NEEDED = ("numpy", "safetensors", "msgspec", "httpx", "websockets", "grpcio", "cryptography")
-SANDBOX_S = 10.0
 
 
 def checks(home: Path, listen: str | None) -> dict[str, Check]:
@@ -149,25 +148,14 @@ def port(listen: str | None) -> Iterator[Finding]:
 def sandbox() -> Iterator[Finding]:
     """Only owners who consent to scripts in a sandbox need one."""
     why = "needed only for `ravnest join --allow-scripts sandboxed`"
-    if shutil.which("bwrap") is None:
+    reason = why_not()
+    if reason is None:
+        yield ok("sandbox", "bwrap works: scripts can be run in a sandbox")
+    elif shutil.which("bwrap") is None:
         remedy = "to take jobs with scripts, install bubblewrap (Debian: apt install bubblewrap)"
-        yield note("sandbox", f"there is no bwrap; {why}", remedy)
-        return
-    try:
-        tried = subprocess.run(
-            ["bwrap", "--ro-bind", "/", "/", "--unshare-all", "--die-with-parent", "true"],
-            capture_output=True,
-            text=True,
-            timeout=SANDBOX_S,
-        )
-    except subprocess.TimeoutExpired:
-        yield note("sandbox", f"bwrap does not come back within {SANDBOX_S:.0f} s; {why}")
-        return
-    if tried.returncode:
-        said = tried.stderr.strip() or f"exit code {tried.returncode}"
+        yield note("sandbox", f"{reason}; {why}", remedy)
+    else:
         remedy = (
             "the system may forbid namespaces to users: sysctl kernel.unprivileged_userns_clone"
         )
-        yield note("sandbox", f"bwrap cannot make one: {said}; {why}", remedy)
-    else:
-        yield ok("sandbox", "bwrap works: scripts can be run in a sandbox")
+        yield note("sandbox", f"{reason}; {why}", remedy)
