@@ -1,7 +1,9 @@
 """Processes that plan: what becomes of those that are slow, large, broken or not wanted."""
 
 import asyncio
+import os
 import shutil
+from pathlib import Path
 
 import msgspec
 import pytest
@@ -11,8 +13,9 @@ from ravnest.api.jobs import Legend
 from ravnest.api.work import Assignment
 from ravnest.data.legend import read_legend
 from ravnest.plan import ProviderSpec
-from ravnest.planning.fusion import SAFETENSORS
+from ravnest.planning.fusion import SAFETENSORS, STATE_DICT
 from ravnest.server.planjob.outcome import PlanOrder
+from ravnest.server.planjob.tasks import fuse
 from ravnest.server.service.work import WorkLimits, Workshop
 from ravnest.stage.package import load_package, load_weights, save_trained
 
@@ -95,6 +98,35 @@ def test_fused_weights_carry_what_their_numbers_mean(made, tmp_path):
     outcome = do(tmp_path / "fusing", PlanOrder(task="fuse", job="j", run=1, **paths))
     assert outcome.error == ""
     assert read_legend(tmp_path / "result" / SAFETENSORS) == legend
+
+
+def test_fused_weights_are_on_disk_before_they_are_in_place(tmp_path, monkeypatch):
+    """The server records the result as soon as the process has ended; then the power may fail."""
+    said = []
+    (tmp_path / "results").mkdir()
+
+    def fused(run, cluster, target, metadata):
+        target.mkdir()
+        for name in (SAFETENSORS, STATE_DICT):
+            (target / name).write_bytes(b"weights")
+
+    def fsync(number):
+        said.append(os.fstat(number).st_ino)
+
+    def rename(self, target):
+        said.append(f"to {target}")
+        return move(self, target)
+
+    move = Path.rename
+    monkeypatch.setattr("ravnest.server.planjob.tasks.fuse_cluster", fused)
+    monkeypatch.setattr(os, "fsync", fsync)
+    monkeypatch.setattr(Path, "rename", rename)
+    paths = {name: str(tmp_path / name) for name in ("model", "results", "output")}
+    (tmp_path / "fusing").mkdir()
+    fuse(PlanOrder(task="fuse", **paths), tmp_path / "fusing")
+    result = tmp_path / "output"
+    assert set(said[:4]) == {path.stat().st_ino for path in result.iterdir()}
+    assert said[4:] == [result.stat().st_ino, f"to {result}", tmp_path.stat().st_ino]
 
 
 def test_a_pool_that_is_too_small_is_told_as_such(made, tmp_path):

@@ -85,6 +85,14 @@ def sync_folder(folder: Path) -> None:
         os.fsync(number)
 
 
+def sync_files(folder: Path) -> None:
+    """Everything in it that others have written, before it gets a name that somebody relies on."""
+    for path in folder.iterdir():
+        with path.open("rb+") as file:
+            os.fsync(file.fileno())
+    sync_folder(folder)
+
+
 @contextlib.contextmanager
 def _descriptor(folder: Path) -> Iterator[int]:
     number = os.open(folder, os.O_RDONLY)

@@ -17,6 +17,7 @@ from ravnest.planning.planned import PlanRequest, plan_study
 from ravnest.planning.report import render_report
 from ravnest.recipes.optimizers import optimizer_memory
 from ravnest.rundir import RunDir
+from ravnest.server.folders import sync_files, sync_folder
 from ravnest.server.planjob.assigning import write_assignments
 from ravnest.server.planjob.fitting import check_inputs, check_losses
 from ravnest.server.planjob.outcome import ORDER, PlanOrder, PlanOutcome
@@ -135,11 +136,14 @@ def fuse(order: PlanOrder, folder: Path) -> PlanOutcome:
     for name in (SAFETENSORS, STATE_DICT):
         (fresh / f"{name}.sha256").write_text(sha256_of(fresh / name))
     size = (fresh / SAFETENSORS).stat().st_size
+    # The server records that the job has a result as soon as this has ended.
+    sync_files(fresh)
     retired = folder / "retired"
     shutil.rmtree(retired, ignore_errors=True)
     if output.exists():
         output.rename(retired)
     fresh.rename(output)
+    sync_folder(output.parent)
     shutil.rmtree(retired, ignore_errors=True)
     return PlanOutcome(result_bytes=size)
 
