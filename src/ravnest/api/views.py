@@ -166,6 +166,8 @@ class JobView(Shown, frozen=True, kw_only=True):
     run: int = 0
     epoch: float = 0.0
     epochs: int = 1
+    batch_size: int = 0
+    """0: not known, of a job that an older release has taken."""
     step: int = 0
     samples_per_second: float = 0.0
     loss: float | None = None

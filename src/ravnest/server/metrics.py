@@ -1,7 +1,7 @@
 """Figures for Prometheus, in a registry of their own."""
 
 from collections import Counter as Tally
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import get_args
 
 from prometheus_client import (
@@ -15,9 +15,13 @@ from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
-from ravnest.api.views import JobState, ProviderState
+from ravnest.api.views import JobState, JobView, ProviderState
 from ravnest.server.service.views import provider_view
 from ravnest.server.state.world import World
+
+MOST_JOBS = 100
+"""With series of their own: those that have not ended, the newest first, then those that have."""
+_ENDED = frozenset({"done", "stopped", "failed"})
 
 
 class Metrics:
@@ -48,6 +52,9 @@ class Metrics:
 
     def gauge(self, name: str, help: str, value: Callable[[], float]) -> None:
         Gauge(name, help, registry=self.registry).set_function(value)
+
+    def watch_jobs(self, jobs: Callable[[], Iterable[JobView]]) -> None:
+        self.registry.register(_Jobs(jobs))
 
     def text(self) -> bytes:
         return generate_latest(self.registry)
@@ -81,3 +88,46 @@ class _State(Collector):
         speed = GaugeMetricFamily("ravnest_pool_gflops", "Speed of connected providers")
         speed.add_metric([], sum(view.gflops for view in heard))
         yield speed
+
+
+class _Jobs(Collector):
+    """Of each job where it stands, by its id."""
+
+    def __init__(self, jobs: Callable[[], Iterable[JobView]]) -> None:
+        self._jobs = jobs
+
+    def collect(self) -> Iterator[Metric]:
+        ordered = sorted(self._jobs(), key=lambda job: (job.state in _ENDED, -job.submitted_at))
+        shown = ordered[:MOST_JOBS]
+        states = GaugeMetricFamily(
+            "ravnest_job_state",
+            "1 for the state that a job is in",
+            labels=["job", "name", "owner", "state"],
+        )
+        for job in shown:
+            states.add_metric([job.id, job.name, job.owner, job.state], 1)
+        yield states
+        for name, help, figure in _FIGURES:
+            family = GaugeMetricFamily(f"ravnest_job_{name}", help, labels=["job"])
+            for job in shown:
+                if (value := figure(job)) is not None:
+                    family.add_metric([job.id], value)
+            yield family
+
+
+_FIGURES: tuple[tuple[str, str, Callable[[JobView], float | None]], ...] = (
+    ("epoch", "Epochs so far, with a fraction", lambda job: job.epoch),
+    ("epochs", "Epochs in all", lambda job: job.epochs),
+    ("step", "Batches so far, of the first cluster", lambda job: job.step),
+    ("loss", "The last training loss", lambda job: job.loss),
+    (
+        "samples_per_second",
+        "Rows trained each second, by all clusters",
+        lambda job: job.samples_per_second,
+    ),
+    (
+        "batches_per_second",
+        "Batches trained each second, by all clusters",
+        lambda job: job.samples_per_second / job.batch_size if job.batch_size else None,
+    ),
+)

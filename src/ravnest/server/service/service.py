@@ -136,6 +136,7 @@ class Service:
         self.metrics.gauge(
             "ravnest_connections", "Agents that are connected", lambda: len(self.connections)
         )
+        self.metrics.watch_jobs(self.stream.jobs)
         self.metrics.gauge("ravnest_looking", "Streams of events", lambda: self.stream.looking)
         self.metrics.gauge(
             "ravnest_blob_bytes", "Of files that were handed in", lambda: self.files.held_bytes

@@ -122,6 +122,7 @@ def job_view(
         run=job.run,
         epoch=epoch,
         epochs=job.epochs,
+        batch_size=job.batch_size,
         step=first.step if first else known.step if known else 0,
         samples_per_second=sum(one.samples_per_second for one in speeds) if working else 0.0,
         loss=loss,

@@ -87,6 +87,7 @@ class Job(Record, kw_only=True):
     began_at: float | None = None
     ended_at: float | None = None
     epochs: int
+    batch_size: int = 0
     max_providers: int | None = None
     max_runs: int = 3
     has_script: bool = False
@@ -131,6 +132,7 @@ class Job(Record, kw_only=True):
             owner_role=owner_role,
             submitted_at=now,
             epochs=spec.training.epochs,
+            batch_size=spec.training.batch_size,
             max_providers=spec.planning.max_providers,
             max_runs=spec.planning.max_runs,
             has_script=spec.script is not None,

@@ -103,6 +103,7 @@
  * @property {number} run
  * @property {number} epoch
  * @property {number} epochs
+ * @property {number} batch_size
  * @property {number} step
  * @property {number} samples_per_second
  * @property {number|null} loss
