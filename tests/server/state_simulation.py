@@ -255,9 +255,7 @@ class Simulation:
         number = self.world.next_provider()
         self.agents[number] = Agent(number)
         self.happen(
-            EnrolledNow(
-                provider=number, name=f"p{number}", digest="d", facts=FACTS, caps=Caps(), token="t"
-            )
+            EnrolledNow(provider=number, name=f"p{number}", digest="d", facts=FACTS, caps=Caps())
         )
 
     def submit(self, asked: bool, max_providers: int | None) -> None:

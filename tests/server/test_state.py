@@ -417,7 +417,7 @@ def test_scripts_run_only_where_the_owner_consents():
 
     def provider(consent):
         caps = Caps(scripts=consent)
-        return Provider(id=1, name="p", digest="", enrolled_at=0, facts=FACTS, caps=caps)
+        return Provider(id=1, name="p", digest="", facts=FACTS, caps=caps)
 
     world = World()
     assert why_not_for(world, job, provider("never"))
@@ -430,9 +430,7 @@ def test_links_are_what_was_measured_and_the_slower_end_through_the_relay():
         found = Figures(
             memory_bytes=1, gflops=2.0, up_mbps=up, down_mbps=down, latency_ms=3.0, peers=peers
         )
-        return Provider(
-            id=id, name="p", digest="", enrolled_at=0, facts=FACTS, caps=Caps(), figures=found
-        )
+        return Provider(id=id, name="p", digest="", facts=FACTS, caps=Caps(), figures=found)
 
     one = provider(1, 50, 100, PeerFigure(provider=2, mbps=80), PeerFigure(provider=3, mbps=0))
     two = provider(2, 60, 100, PeerFigure(provider=1, mbps=0), PeerFigure(provider=9, mbps=1))
@@ -492,7 +490,7 @@ def test_in_a_large_pool_everybody_measures_some():
 
 def test_a_server_that_dies_before_an_enrolment_is_on_disk_has_not_made_it():
     sim = Simulation()
-    event = EnrolledNow(provider=1, name="p", digest="d", facts=FACTS, caps=Caps(), token="t")
+    event = EnrolledNow(provider=1, name="p", digest="d", facts=FACTS, caps=Caps())
     sim.happen(event, dies="before")
     assert sim.world.providers == {}
     sim.happen(event, dies="after")

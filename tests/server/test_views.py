@@ -140,9 +140,7 @@ def test_points_of_a_run_with_fewer_clusters_stay():
 
 def test_a_pause_of_a_provider_at_work_is_seen():
     world = World()
-    world.providers[1] = provider = Provider(
-        id=1, name="p", digest="", enrolled_at=0, facts=FACTS, caps=Caps()
-    )
+    world.providers[1] = provider = Provider(id=1, name="p", digest="", facts=FACTS, caps=Caps())
     heard = world.heard_of(1)
     heard.connected, heard.state = True, "training"
     assert provider_view(world, 1).doing == "training"
@@ -160,7 +158,7 @@ def test_what_a_worker_takes_is_compared_with_what_a_worker_may_take():
     world = World()
     figures = Figures(memory_bytes=1000, gflops=1.0, up_mbps=1.0, down_mbps=1.0, latency_ms=1.0)
     world.providers[1] = Provider(
-        id=1, name="p", digest="", enrolled_at=0, facts=FACTS, caps=Caps(), figures=figures
+        id=1, name="p", digest="", facts=FACTS, caps=Caps(), figures=figures
     )
     view = provider_view(world, 1)
     assert (view.memory_bytes, view.worker_limit_bytes) == (1000, 1000 + WORKER_OVERHEAD_BYTES)

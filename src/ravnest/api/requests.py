@@ -86,5 +86,5 @@ class Problem(Shown, frozen=True, kw_only=True):
 
 
 class Health(Shown, frozen=True, kw_only=True):
-    status: Literal["ok", "starting"]
+    status: Literal["ok"]
     version: str

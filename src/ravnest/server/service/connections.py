@@ -72,13 +72,12 @@ class Connections:
     def __len__(self) -> int:
         return len(self._by_provider)
 
-    def take(self, connection: Connection) -> bool:
-        """From now on this is the provider's connection; whether there was another before."""
+    def take(self, connection: Connection) -> None:
+        """From now on this is the provider's connection."""
         old = self._by_provider.get(connection.provider)
         if old is not None:
             old.close("this provider has connected anew")
         self._by_provider[connection.provider] = connection
-        return old is not None
 
     def drop(self, connection: Connection) -> bool:
         """Whether this was the provider's connection."""

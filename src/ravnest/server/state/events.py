@@ -25,7 +25,6 @@ class EnrolledNow(Happening, frozen=True, kw_only=True):
     digest: str
     facts: MachineFacts
     caps: Caps
-    token: str
 
 
 class Connected(Happening, frozen=True, kw_only=True):

@@ -13,7 +13,6 @@ def enrolled(world: World, event: EnrolledNow, now: float) -> None:
         id=event.provider,
         name=event.name,
         digest=event.digest,
-        enrolled_at=now,
         facts=event.facts,
         caps=event.caps,
     )

@@ -35,7 +35,6 @@ class Provider(Record, kw_only=True):
     name: str
     digest: str
     """Of the secret in its credential; empty once it was removed."""
-    enrolled_at: float
     facts: MachineFacts
     caps: Caps
     figures: Figures | None = None
@@ -210,6 +209,3 @@ class Part(Record, kw_only=True):
 
 def part_id(job: str, run: int, provider: int) -> str:
     return f"{job}-{run}-{provider}"
-
-
-KINDS: tuple[type[Record], ...] = (Provider, Job, Run, Part)

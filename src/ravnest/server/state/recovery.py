@@ -14,8 +14,8 @@ from ravnest.server.state.records import Job, Part, Run
 
 @dataclass(frozen=True)
 class Losses:
-    stop: tuple[Part, ...]
-    """To save and end in good order."""
+    stop: bool
+    """Others are to save and end in good order."""
     drop: tuple[Part, ...]
     """To end at once."""
 
@@ -23,9 +23,9 @@ class Losses:
 def after_loss(run: Run, parts: Iterable[Part], lost: Part) -> Losses:
     others = [part for part in parts if part.is_open and part is not lost]
     if run.state == "preparing":
-        return Losses((), tuple(others))
+        return Losses(stop=False, drop=tuple(others))
     mates = tuple(part for part in others if part.cluster == lost.cluster)
-    return Losses(tuple(part for part in others if part.cluster != lost.cluster), mates)
+    return Losses(stop=len(mates) < len(others), drop=mates)
 
 
 def fusible(parts: Iterable[Part]) -> int | None:

@@ -61,7 +61,6 @@ class _Providers:
                 digest=digest_of(credential.secret),
                 facts=wanted.facts,
                 caps=wanted.caps,
-                token=call.caller.token,
             ),
             extra,
         )
