@@ -58,8 +58,11 @@ class Shown(msgspec.Struct, frozen=True, kw_only=True):
     """Data made by the server for people and programs that look at it; it may grow."""
 
 
-class FileRef(Strict, frozen=True, kw_only=True):
-    """A file by content: what it is to be called, and what must be in it."""
+class FileRef(Strict, frozen=True, kw_only=True, gc=False):
+    """A file by content: what it is to be called, and what must be in it.
+
+    Jobs have hundreds of thousands; none can be part of a cycle, so none is looked at for that.
+    """
 
     path: FilePath
     sha256: Sha256

@@ -4,8 +4,9 @@ A handler is given a `Call` and returns data. Whatever it refuses becomes a `Pro
 with its reason and counted; whatever breaks becomes a `Problem` that tells strangers nothing.
 """
 
+import contextlib
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeVar
 
@@ -64,16 +65,27 @@ class Call:
         """The body as it comes, as long as it gets on."""
         return in_time(self.request.stream(), self.patience)
 
-    async def body(self, kind: type[_Body], most: int = BODY_BYTES) -> _Body:
+    async def content(self, most: int) -> bytearray:
         content = bytearray()
         async for piece in self.stream():
             content += piece
             if len(content) > most:
                 raise Refusal("too_large", f"the body is larger than the {most} bytes allowed")
-        try:
+        return content
+
+    async def body(self, kind: type[_Body], most: int = BODY_BYTES) -> _Body:
+        content = await self.content(most)
+        with understood(kind):
             return msgspec.json.decode(content, type=kind)
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-            raise Refusal("invalid", f"the body is no valid {kind.__name__}: {error}") from None
+
+
+@contextlib.contextmanager
+def understood(kind: type) -> Iterator[None]:
+    """What cannot be decoded is refused."""
+    try:
+        yield
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise Refusal("invalid", f"the body is no valid {kind.__name__}: {error}") from None
 
 
 Handler = Callable[[Call], Awaitable[Any]]

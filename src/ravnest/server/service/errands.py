@@ -6,8 +6,6 @@ import shutil
 from collections.abc import Coroutine
 from typing import Any
 
-import msgspec
-
 from ravnest.api.jobs import JobSpec
 from ravnest.errors import JobError
 from ravnest.server.folders import Folders
@@ -16,6 +14,7 @@ from ravnest.server.service.connections import Connections
 from ravnest.server.service.core import Core
 from ravnest.server.service.files import Files
 from ravnest.server.service.runfiles import RunFiles
+from ravnest.server.service.specs import read_spec
 from ravnest.server.service.work import Workshop
 from ravnest.server.state.effects import (
     Close,
@@ -158,7 +157,7 @@ class Errands:
 
     async def _spec(self, job: str) -> JobSpec | None:
         body = await self._core.read(lambda db: db.record("spec", job))
-        return None if body is None else msgspec.json.decode(body, type=JobSpec)
+        return None if body is None else await self._files.off_loop(read_spec, body)
 
     def _planned(self, order: MakePlan, outcome: PlanOutcome) -> None:
         if outcome.facts is not None and not outcome.error:

@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 from ravnest.api.jobs import JobSpec
-from ravnest.api.limits import FileRef, encode
+from ravnest.api.limits import FileRef
 from ravnest.errors import JobError
 from ravnest.server.access import Caller
 from ravnest.server.changes import Put
@@ -21,7 +21,7 @@ from ravnest.server.service.core import Core
 from ravnest.server.service.files import Files
 from ravnest.server.service.keeping import Keeping
 from ravnest.server.service.problems import Refusal
-from ravnest.server.service.specs import HASHES, noted
+from ravnest.server.service.specs import HASHES, noted, write_spec
 from ravnest.server.service.work import Workshop
 from ravnest.server.state.events import Submitted
 from ravnest.server.state.records import Job
@@ -84,9 +84,10 @@ class Intake:
         if len(world.jobs.keys() | self._coming) >= self._most_jobs:
             raise Refusal("conflict", "the server has as many jobs as it can; delete some")
         id = self._new_id()
-        folder, hashes = self._folders.job(id), set(spec.files())
+        folder = self._folders.job(id)
         self._coming.add(id)
         try:
+            hashes = await self._files.off_loop(lambda: set(spec.files()))
             with self._keeping.pinned(hashes):
                 await self._keeping.look(lambda: self._look_for_files(spec))
                 await self._files.off_loop(self._place_model, spec, folder)
@@ -94,10 +95,9 @@ class Intake:
                 # Whatever may have happened to the disk in the meantime.
                 await self._files.off_loop(self._look_for_files, spec)
                 assert caller.token is not None
-                now = self._core.clock()
-                job = Job.of(id, spec, caller.token, caller.name, caller.kind, now)
-                job.submission = key
-                kept = [Put("spec", id, encode(spec)), Put(HASHES, id, noted(hashes))]
+                who = caller.token, caller.name, caller.kind
+                job, *kept = await self._files.off_loop(_records, id, spec, hashes, *who)
+                job.submission, job.submitted_at = key, self._core.clock()
                 await self._core.happen(Submitted(job=job), kept)
         except BaseException:
             if id not in world.jobs:
@@ -142,6 +142,14 @@ class Intake:
         outcome = await self._workshop.do(folder / "check", order)
         if outcome.error:
             raise JobError(f"the model was refused: {outcome.error}")
+
+
+def _records(
+    id: str, spec: JobSpec, hashes: set[str], owner: str, name: str, role: str
+) -> tuple[Job, Put, Put]:
+    """What is kept of a job; of a large one this takes a while."""
+    job = Job.of(id, spec, owner, name, role, 0.0)
+    return job, Put("spec", id, write_spec(spec)), Put(HASHES, id, noted(hashes))
 
 
 def _missing_text(missing: list[FileRef], wrong: list[FileRef]) -> str:

@@ -12,11 +12,11 @@ from ravnest.errors import JobError
 from ravnest.server.changes import Remove
 from ravnest.server.service.api.checking import check_job
 from ravnest.server.service.api.providers import content_length
-from ravnest.server.service.calls import Call, Endpoint
+from ravnest.server.service.calls import Call, Endpoint, understood
 from ravnest.server.service.files import Download
 from ravnest.server.service.problems import Refusal
 from ravnest.server.service.service import Service
-from ravnest.server.service.specs import hashes_of
+from ravnest.server.service.specs import hashes_of, read_spec
 from ravnest.server.state.events import JobSteered
 from ravnest.server.state.records import Job
 
@@ -55,7 +55,9 @@ class _Requesters:
         key = call.request.headers.get(SUBMISSION_KEY, "")
         if key and _KEY.fullmatch(key) is None:
             raise Refusal("invalid", f"{SUBMISSION_KEY} is 8 to 64 of: A to Z, a to z, 0 to 9, _ -")
-        spec = await call.body(JobSpec, SPEC_BYTES)
+        content = await call.content(SPEC_BYTES)
+        with understood(JobSpec):
+            spec = await service.files.off_loop(read_spec, content)
         await service.files.off_loop(check_job, spec)
         return _shown(service, await service.intake.take(spec, call.caller, key))
 
