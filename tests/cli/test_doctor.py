@@ -8,10 +8,14 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from made import CAPS, FACTS
+from servers import running_server
 from web.fake_server import Site, token
 from web.simulation import Simulation
 
 from ravnest.agent import sandbox
+from ravnest.agent.identity import enrol
+from ravnest.api.tokens import Token
 from ravnest.cli import main
 from ravnest.cli.doctor import machine, server
 from ravnest.cli.doctor.findings import Finding, examine
@@ -151,6 +155,27 @@ def test_a_token_that_is_not_accepted_is_broken(site, capsys):
     assert found["token"].verdict == "broken"
     assert "expired" in found["token"].text
     assert "ravnest token make" in found["token"].remedy
+
+
+@pytest.mark.parametrize("fault", ["revoked", "expired", "used as often"])
+def test_a_provider_token_is_shown_to_the_server(tmp_path, capsys, fault):
+    with running_server(tmp_path / "server", tls=False) as running:
+        given = running.token("provider", uses=1)
+        found = visit(capsys, running.url, "--token", given)
+        assert found["token"].verdict == "ok"
+        assert "good for `ravnest join`" in found["token"].text
+        if fault == "revoked":
+            with running.client(running.operator) as operator:
+                operator.delete(f"tokens/{Token.parse(given).id}").raise_for_status()
+        elif fault == "expired":
+            running.ready.service.gate._clock = lambda: 4e9
+        else:
+            address = ServerAddress.parse(running.url, insecure=True)
+            enrol(tmp_path, address, Token.parse(given), name="x", facts=FACTS, caps=CAPS)
+        found = visit(capsys, running.url, "--token", given, code=1)
+        assert found["token"].verdict == "broken"
+        assert fault in found["token"].text
+        assert "ravnest token make" in found["token"].remedy
 
 
 def test_a_server_that_is_not_there_is_broken(capsys):

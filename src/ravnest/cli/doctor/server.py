@@ -17,7 +17,7 @@ from ravnest.api.requests import Health
 from ravnest.api.tokens import Token
 from ravnest.api.views import Overview
 from ravnest.cli.doctor.findings import Check, Finding, broken, note, ok
-from ravnest.client.answers import failure_in_words
+from ravnest.client.answers import TokenRefusedError, failure_in_words
 from ravnest.client.http import HttpClient
 from ravnest.client.known import Access, open_client
 from ravnest.errors import RavnestError, TokenError
@@ -133,11 +133,15 @@ class ServerVisit:
         role = Token.parse(token).role if token else "no"
         try:
             self._client = open_client(self._access)
-            if role == "provider":
-                yield ok("token", "a provider token of this server; good for `ravnest join`")
-                return
             self._client.get_bytes("/overview")
         except TokenError as error:
+            # It may not look, but the server had to know it to say so.
+            is_known = (
+                isinstance(error, TokenRefusedError) and error.status == httpx.codes.FORBIDDEN
+            )
+            if role == "provider" and is_known:
+                yield ok("token", "a provider token of this server; good for `ravnest join`")
+                return
             remedy = "its operator makes another with `ravnest token make`"
             yield broken("token", str(error), remedy)
         except RavnestError as error:
