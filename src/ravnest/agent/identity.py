@@ -125,7 +125,7 @@ def enrol(
     if token.role != "provider":
         raise TokenError(
             f"this is the token of a {token.role}; joining needs one of a provider, which "
-            "`ravnest server` prints and `ravnest token --role provider` makes"
+            "`ravnest server` prints and `ravnest token make provider` makes"
         )
     authority = None
     if address.scheme == "https":
