@@ -5,6 +5,7 @@ task that reports its end to `control.py`.
 """
 
 import asyncio
+import datetime
 import time
 from collections.abc import Callable, Coroutine
 from typing import Any
@@ -16,6 +17,7 @@ from ravnest.agent.clockwork import Clockwork
 from ravnest.agent.control import Control
 from ravnest.agent.errand import Errand, Surroundings
 from ravnest.agent.folders import WorkFolders
+from ravnest.agent.identity import renew_if_due
 from ravnest.agent.machine import Load
 from ravnest.agent.measuring import Measuring
 from ravnest.agent.standing import Instructions
@@ -225,7 +227,23 @@ class Agent:
 
     # ---- what takes time ----
 
+    async def _renew(self) -> None:
+        """The certificate that other providers are shown, if it ends soon."""
+        identity, listener = self._around.identity, self._around.listener
+        now = datetime.datetime.now(datetime.UTC)
+        try:
+            if not await asyncio.to_thread(renew_if_due, identity, self._around.client, now):
+                return
+            if listener is not None:
+                listener.take_certificate(identity)
+        except (RavnestError, OSError, ValueError) as error:
+            # The relay does without it, and the next connection tries again.
+            self._show("renewing", f"the certificate for other providers stays as it is: {error}")
+            return
+        self._show("renewed", "the certificate that other providers are shown was renewed")
+
     async def _measure(self) -> None:
+        await self._renew()
         try:
             figures = await self._measuring.measure_link(self._around.client)
         except RavnestError as error:

@@ -8,6 +8,7 @@ The private key is made here and never leaves. One agent at a time may use an id
 """
 
 import contextlib
+import datetime
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,13 +21,16 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
 from ravnest.api.machine import Caps, MachineFacts
-from ravnest.api.requests import Enrol, Enrolled
+from ravnest.api.requests import Enrol, Enrolled, Renew, Renewed
 from ravnest.api.tokens import Credential, Token
 from ravnest.client.address import ServerAddress
 from ravnest.client.http import HttpClient
 from ravnest.client.known import write_private
 from ravnest.client.trust import fetch_authority, fingerprint_of_pem
 from ravnest.errors import RunDirError, ServerError, TokenError
+
+RENEWED_BEFORE = datetime.timedelta(days=60)
+"""How long before its end a certificate is replaced."""
 
 
 class IdentityFile(msgspec.Struct, kw_only=True):
@@ -146,6 +150,22 @@ def forget(identity: Identity) -> None:
     """The server does not know it any more."""
     (identity.folder / "identity.json").unlink(missing_ok=True)
     (identity.folder / "credential").unlink(missing_ok=True)
+
+
+def renew_if_due(identity: Identity, client: HttpClient, now: datetime.datetime) -> bool:
+    """Whether there is a new certificate, because the old one ends soon or has ended.
+
+    For the same key: so there is one file to be replaced, and no moment at which two do not fit.
+    """
+    known = x509.load_pem_x509_certificate(identity.certificate_file.read_bytes())
+    if known.not_valid_after_utc - now > RENEWED_BEFORE:
+        return False
+    key = serialization.load_pem_private_key(identity.key_file.read_bytes(), password=None)
+    assert isinstance(key, ec.EllipticCurvePrivateKey), "made here"
+    wanted = Renew(key_request=_signing_request(key, identity.name))
+    renewed = client.post("/providers/me/certificate", wanted, Renewed)
+    write_private(identity.certificate_file, renewed.certificate.encode())
+    return True
 
 
 @contextlib.contextmanager

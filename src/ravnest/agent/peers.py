@@ -81,6 +81,10 @@ class PeerListener:
         """With whom."""
         self._turn = asyncio.Lock()
 
+    def take_certificate(self, identity: Identity) -> None:
+        """It was renewed; callers are shown the new one from now on."""
+        self._context.load_cert_chain(identity.certificate_file, identity.key_file)
+
     async def open(self) -> None:
         if self._server is None:
             self._server = await asyncio.start_server(

@@ -36,6 +36,17 @@ class Enrolled(Shown, frozen=True, kw_only=True):
     authority: str
 
 
+class Renew(Strict, frozen=True, kw_only=True):
+    """POST /api/v1/providers/me/certificate with the credential as bearer."""
+
+    key_request: Annotated[str, Meta(max_length=20_000)]
+
+
+class Renewed(Shown, frozen=True, kw_only=True):
+    certificate: str
+    """PEM; takes the place of the one that ends."""
+
+
 class NewToken(Strict, frozen=True, kw_only=True):
     role: Role
     name: Name | None = None

@@ -8,7 +8,7 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
 from ravnest.api.limits import encode
-from ravnest.api.requests import Enrol, Enrolled, ProviderAction
+from ravnest.api.requests import Enrol, Enrolled, ProviderAction, Renew, Renewed
 from ravnest.api.tokens import Credential, digest_of
 from ravnest.api.views import ProviderView
 from ravnest.errors import TokenError
@@ -70,6 +70,13 @@ class _Providers:
             certificate=certificate,
             authority=service.authority.pem,
         )
+
+    async def renew(self, call: Call) -> Renewed:
+        wanted = await call.body(Renew)
+        assert call.caller.provider is not None
+        now = datetime.datetime.fromtimestamp(self._service.clock(), datetime.UTC)
+        sign = self._service.authority.sign_provider
+        return Renewed(certificate=sign(call.caller.provider, wanted.key_request, now))
 
     def _part(self, call: Call) -> Part:
         provider = call.caller.provider
@@ -202,6 +209,16 @@ def endpoints(service: Service) -> list[Endpoint]:
             here.steer_me,
             "Pause or resume this provider from elsewhere",
             body=ProviderAction,
+        ),
+        Endpoint(
+            "POST",
+            "/api/v1/providers/me/certificate",
+            "work",
+            here.renew,
+            "A certificate for links between providers that takes the place of one that ends",
+            body=Renew,
+            answer=Renewed,
+            limit="connect",
         ),
         Endpoint(
             "POST",
