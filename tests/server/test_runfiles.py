@@ -71,6 +71,71 @@ def test_results_that_come_at_once_are_counted_before_they_are_there(run_files, 
     assert len(here(tmp_path)) == 2
 
 
+def test_results_are_of_the_quota(tmp_path, part, monkeypatch):
+    folders = Folders(tmp_path)
+    folders.make()
+    files = Files(folders, most_bytes=1 << 30, quota_bytes=1500)
+    run_files = RunFiles(folders, files, None)
+    monkeypatch.setattr(RunFiles, "_most_of", lambda self, part: 1 << 20)
+
+    async def story():
+        await bring(run_files, part, name(1))
+        await bring(run_files, part, name(2))
+        assert files.held_bytes == 1200
+        for size in (600, None):
+            with pytest.raises(Refusal, match="1200 are taken") as refused:
+                await bring(run_files, part, name(3), size)
+            # Not the sender's fault, and worth coming again.
+            assert refused.value.status == 507
+        with pytest.raises(Refusal):
+            await files.receive_blob(SHA256, 600, body())
+        listed = FileRef(path=name(1), sha256=SHA256, size=600)
+        await run_files.whole(part, (listed,))
+        assert files.held_bytes == 600
+        await files.receive_blob(SHA256, 600, body())
+
+    asyncio.run(story())
+    files.close()
+    again = Files(folders, most_bytes=1 << 30, quota_bytes=1500)
+    again.begin()
+    assert again.held_bytes == 1200
+    again.close()
+
+
+def test_files_that_come_and_go_at_once_are_counted_right(tmp_path):
+    folders = Folders(tmp_path)
+    folders.make()
+    files = Files(folders, most_bytes=1 << 30, quota_bytes=1 << 30)
+
+    async def story():
+        contents = [b"%d" % number * 100 for number in range(200)]
+        hashes = [hashlib.sha256(content).hexdigest() for content in contents]
+
+        async def one(content):
+            yield content
+
+        async def come_and_go(content, sha256):
+            await files.receive_blob(sha256, len(content), one(content))
+            await files.off_loop(files.forget, {sha256})
+
+        await asyncio.gather(*map(come_and_go, contents, hashes))
+
+    asyncio.run(story())
+    assert files.held_bytes == 0
+    files.close()
+
+
+def test_what_was_handed_in_is_not_counted_twice(tmp_path):
+    folders = Folders(tmp_path)
+    folders.make()
+    for place, size in (("model/weights", 50), ("runs/1/node_data/a", 30), ("result/b", 20)):
+        path = folders.job("j") / place
+        path.parent.mkdir(parents=True)
+        path.write_bytes(b"x" * size)
+    (folders.job("j") / "result" / "c").hardlink_to(folders.job("j") / "runs/1/node_data/a")
+    assert folders.own_bytes("j") == 50
+
+
 def test_what_is_not_listed_at_the_end_is_removed(run_files, part, tmp_path):
     async def story():
         await bring(run_files, part, name(1))

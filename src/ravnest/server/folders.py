@@ -58,6 +58,18 @@ class Folders:
     def result(self, job: str) -> Path:
         return self.jobs / job / "result"
 
+    def own_bytes(self, job: str) -> int:
+        """Of everything that was made for a job, and brought back. Its model is not: that was
+        handed in, and is here by another name."""
+        sizes: dict[tuple[int, int], int] = {}
+        model = str(self.job(job) / "model")
+        for folder, _, names in os.walk(self.job(job)):
+            for name in names if folder != model else ():
+                with contextlib.suppress(FileNotFoundError):  # removed meanwhile
+                    found = os.stat(os.path.join(folder, name))
+                    sizes[found.st_dev, found.st_ino] = found.st_size
+        return sum(sizes.values())
+
     def fresh(self) -> Path:
         """A name for a file that is being received."""
         return self.incoming / secrets.token_hex(8)

@@ -146,6 +146,7 @@ class Errands:
 
         async def done(outcome: PlanOutcome) -> None:
             self._planned(order, outcome)
+            await self._files.off_loop(self._files.count_job, order.job)
 
         # It may have been dropped, or the job deleted, while its files were seen to.
         if self._is_wanted(order):
@@ -219,3 +220,4 @@ class Errands:
         await self._workshop.ended(f"plan {job}", f"fuse {job}")
         folder = self._folders.job(job)
         await self._files.off_loop(lambda: shutil.rmtree(folder, ignore_errors=True))
+        await self._files.off_loop(self._files.count_job, job)

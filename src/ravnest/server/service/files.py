@@ -13,7 +13,7 @@ import threading
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TypeVar
+from typing import Literal, TypeVar
 
 from starlette.requests import ClientDisconnect
 from starlette.responses import FileResponse
@@ -73,11 +73,33 @@ class Files:
         self._receiving: dict[str, int] = {}
         """Files on their way, and how many bytes of the quota each has: those that were announced,
         or those that have come."""
-        self.held_bytes = 0
+        self._looking, self._counting = threading.Lock(), threading.Lock()
+        self._blob_bytes = 0
+        self._job_bytes: dict[str, int] = {}
+        """What was made for each job, and brought back."""
+
+    @property
+    def held_bytes(self) -> int:
+        """Of the quota."""
+        with self._counting:
+            return self._blob_bytes + sum(self._job_bytes.values())
 
     def begin(self) -> None:
         """Count what is there."""
-        self.held_bytes = sum(path.stat().st_size for path in self._folders.blobs.glob("*/*"))
+        blobs = sum(path.stat().st_size for path in self._folders.blobs.glob("*/*"))
+        with self._counting:
+            self._blob_bytes = blobs
+        for folder in self._folders.jobs.iterdir():
+            self.count_job(folder.name)
+
+    def count_job(self, job: str) -> None:
+        """After something was made for this job, brought back, or removed. Waits for the disk."""
+        with self._looking:  # the last one to look has seen the last change
+            size = self._folders.own_bytes(job)
+            with self._counting:
+                self._job_bytes[job] = size
+                if not size:
+                    del self._job_bytes[job]
 
     def close(self) -> None:
         self._threads.shutdown()
@@ -108,7 +130,7 @@ class Files:
                 if come > self._most_bytes:
                     raise Refusal("too_large", f"more than the {self._most_bytes} bytes allowed")
             return
-        await self.receive(target, sha256, size, self._most_bytes, body, counted=True)
+        await self.receive(target, sha256, size, self._most_bytes, body, counted="blob")
 
     async def receive(
         self,
@@ -118,10 +140,11 @@ class Files:
         most: int,
         body: AsyncIterator[bytes],
         *,
-        counted: bool = False,
+        counted: Literal["blob", "result", ""] = "",
         before_it_is_kept: Callable[[], None] = lambda: None,
     ) -> int:
-        """Its size, once the whole file is in its place. Counted: its bytes are of the quota.
+        """Its size, once the whole file is in its place. Counted: its bytes are of the quota; those
+        of results once their job is counted again.
 
         `before_it_is_kept` may still refuse it when all of it is there.
         """
@@ -129,15 +152,15 @@ class Files:
             raise Refusal("too_large", f"{size} bytes are more than the {most} allowed here")
         fresh = self._folders.fresh()
         if counted:
-            self._reserve(fresh.name, size or 0)
+            self._reserve(fresh.name, size or 0, counted)
         try:
             await self._leave_room(size or 0)
             await self._receive(fresh, sha256, size, most, body, counted)
             before_it_is_kept()
             received = fresh.stat().st_size
             is_new = await self.off_loop(_put_in_place, fresh, target)
-            if counted and is_new:  # and no other sender was faster
-                self.held_bytes += received
+            if counted == "blob" and is_new:  # and no other sender was faster
+                self._count_blob(received)
             return received
         except ClientDisconnect:
             raise Refusal("invalid", "the sender went away in the middle") from None
@@ -152,11 +175,11 @@ class Files:
         size: int | None,
         most: int,
         body: AsyncIterator[bytes],
-        counted: bool,
+        counted: str,
     ) -> None:
         writer = _Writer(fresh)
         try:
-            await self._take(writer, fresh.name if counted else None, most, body)
+            await self._take(writer, fresh.name, most, body, counted)
         finally:
             await self.off_loop(writer.close)
         if size is not None and writer.size != size:
@@ -164,14 +187,21 @@ class Files:
         if writer.digest != sha256:
             raise Refusal("invalid", "what came does not have the hash that was announced")
 
-    def _reserve(self, name: str, size: int) -> None:
+    def _count_blob(self, size: int) -> None:
+        """Files come in the event loop and are removed on threads."""
+        with self._counting:
+            self._blob_bytes += size
+
+    def _reserve(self, name: str, size: int, counted: str) -> None:
         """So many bytes of the quota for this file; a `Refusal` if there are not so many."""
         others = sum(taken for other, taken in self._receiving.items() if other != name)
-        if self.held_bytes + others + size > self._quota_bytes:
+        taken = self.held_bytes + others
+        if taken + size > self._quota_bytes:
+            # A result is not to be given up for that: its sender comes again.
             raise Refusal(
-                "too_large",
+                "full" if counted == "result" else "too_large",
                 f"the server keeps at most {self._quota_bytes} bytes of files (--quota), and "
-                f"{self.held_bytes + others} are taken; delete jobs that are not needed any more",
+                f"{taken} are taken; delete jobs that are not needed any more",
             )
         self._receiving[name] = size
 
@@ -181,7 +211,7 @@ class Files:
             raise Refusal("full", "the disk of the server is full")
 
     async def _take(
-        self, writer: "_Writer", reserved: str | None, most: int, body: AsyncIterator[bytes]
+        self, writer: "_Writer", name: str, most: int, body: AsyncIterator[bytes], counted: str
     ) -> None:
         waiting = bytearray()
         unlooked = 0
@@ -190,8 +220,8 @@ class Files:
             come = writer.size + len(waiting)
             if come > most:
                 raise Refusal("too_large", f"more than the {most} bytes allowed here")
-            if reserved is not None and come > self._receiving[reserved]:
-                self._reserve(reserved, come)
+            if counted and come > self._receiving[name]:
+                self._reserve(name, come, counted)
             if len(waiting) >= _PIECE:
                 unlooked += len(waiting)
                 if unlooked >= _LOOK_EVERY:
@@ -211,10 +241,10 @@ class Files:
         gone = 0
         for sha256 in hashes:
             path = self._folders.blob(sha256)
-            with contextlib.suppress(FileNotFoundError):
+            with contextlib.suppress(FileNotFoundError), _placing:
                 size = path.stat().st_size
                 path.unlink()
-                self.held_bytes -= size
+                self._count_blob(-size)
                 gone += 1
         return gone
 

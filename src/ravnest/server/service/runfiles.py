@@ -148,8 +148,15 @@ class RunFiles:
 
         try:
             received = await self._files.receive(
-                folder / name, sha256, size, room, body, before_it_is_kept=still_wanted
+                folder / name,
+                sha256,
+                size,
+                room,
+                body,
+                counted="result",
+                before_it_is_kept=still_wanted,
             )
+            await self._files.off_loop(self._files.count_job, part.job)
         finally:
             coming.remove(room if size is None else size)
             if not coming:
@@ -170,6 +177,7 @@ class RunFiles:
         if part.is_open:
             folder = self._folders.results(part.job, part.run, part.provider)
             await self._files.off_loop(_keep_only, folder, {file.path for file in found})
+            await self._files.off_loop(self._files.count_job, part.job)
         return found
 
     async def _is_whole(self, part: Part, file: FileRef) -> bool:

@@ -139,7 +139,7 @@ class Service:
         self.metrics.watch_jobs(self.stream.jobs)
         self.metrics.gauge("ravnest_looking", "Streams of events", lambda: self.stream.looking)
         self.metrics.gauge(
-            "ravnest_blob_bytes", "Of files that were handed in", lambda: self.files.held_bytes
+            "ravnest_blob_bytes", "Of files that are kept", lambda: self.files.held_bytes
         )
         self.version = _version()
 
