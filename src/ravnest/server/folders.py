@@ -58,6 +58,13 @@ class Folders:
     def result(self, job: str) -> Path:
         return self.jobs / job / "result"
 
+    def remove_runs_before(self, job: str, run: int) -> None:
+        """Their plans and what was brought back for them; `run` holds everything that is needed."""
+        with contextlib.suppress(FileNotFoundError):
+            for folder in (self.job(job) / "runs").iterdir():
+                if folder.name.isdigit() and int(folder.name) < run:
+                    shutil.rmtree(folder, ignore_errors=True)
+
     def own_bytes(self, job: str) -> int:
         """Of everything that was made for a job, and brought back. Its model is not: that was
         handed in, and is here by another name."""

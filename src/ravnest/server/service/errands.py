@@ -203,7 +203,10 @@ class Errands:
                 )
             else:
                 size = outcome.result_bytes
-                self._core.happen(Fused(job=order.job, run=order.run, bytes=size))
+                # Nothing is removed before it is on record that something newer is there.
+                await self._core.happen(Fused(job=order.job, run=order.run, bytes=size))
+                await self._files.off_loop(self._folders.remove_runs_before, order.job, order.run)
+            await self._files.off_loop(self._files.count_job, order.job)
 
         self._workshop.start(f"fuse {order.job}", folder, task, done)
 

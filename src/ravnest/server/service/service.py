@@ -159,10 +159,12 @@ class Service:
 
     def _tidy(self) -> None:
         """What a server before this one has left behind."""
-        self.files.begin()
         for folder in self.folders.jobs.iterdir():
             if folder.name not in self.world.jobs:
                 shutil.rmtree(folder, ignore_errors=True)
+            else:
+                self.folders.remove_runs_before(folder.name, self.world.jobs[folder.name].fused_run)
+        self.files.begin()
         note_hashes(self.core.store, self.world.jobs)
 
     def begin_to_close(self) -> None:
