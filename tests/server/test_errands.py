@@ -1,92 +1,164 @@
-"""What is carried out besides words to agents: old runs make room for new ones."""
+"""What was decided is carried out: each order for itself, and none that is not wanted any more."""
 
 import asyncio
-from types import SimpleNamespace
+import threading
 
 import pytest
-from servers import running_server
+from a_job import make_job, submit, upload
+from fake_agent import FakeAgent
+from servers import TIMEOUT_S, running_server
 
-from ravnest.api.limits import encode
+from ravnest.api.control import Assign
 from ravnest.server.changes import Put
-from ravnest.server.folders import Folders
-from ravnest.server.planjob.outcome import PlanOutcome
-from ravnest.server.service.errands import Errands
-from ravnest.server.service.files import Files
-from ravnest.server.state.effects import Fuse
-from ravnest.server.state.events import Fused, FusingFailed
-from ravnest.server.state.records import Job
+from ravnest.server.planjob.outcome import PlanOrder
+from ravnest.server.service.core import Core
+from ravnest.server.service.work import WorkLimits, Workshop, _prepare
+from ravnest.server.state.effects import Close
+from ravnest.server.state.events import Noted
+from ravnest.server.state.machine import handle
+from ravnest.server.state.world import World
 from ravnest.server.store import open_store
 
 
-class Scene:
-    """Errands with a workshop that only remembers what it is to do, and what happened."""
+def test_an_order_that_fails_takes_nothing_with_it(tmp_path):
+    """Neither those after it, nor whoever waits for the event."""
 
-    def __init__(self, root):
-        self.folders = Folders(root)
-        self.folders.make()
-        self.files = Files(self.folders, most_bytes=1 << 30, quota_bytes=1 << 30)
-        self.happened = []
-        self.done = None
-        workshop = SimpleNamespace(start=self._start)
-        core = SimpleNamespace(happen=self._happen)
-        self.errands = Errands(core, self.folders, self.files, None, None, workshop)
+    async def story():
+        store = open_store(tmp_path / "server.sqlite")
+        core, carried_out = Core(World(), store), []
 
-    def _start(self, key, folder, task, done):
-        self.done = done
+        def perform(order):
+            if order.provider == 1:
+                raise OSError("the disk is gone")
+            carried_out.append(order.provider)
 
-    def _happen(self, event):
-        """Whatever is removed is removed after this."""
-        self.happened.append((event, self.runs("j")))
-        kept = asyncio.get_running_loop().create_future()
-        kept.set_result(None)
-        return kept
+        core.perform = perform
+        orders = [Close(provider=id, reason="", final=False) for id in (1, 2)]
+        async with asyncio.timeout(TIMEOUT_S):
+            await core._commit([Put("job", "a", b"{}")], orders)
+            await core._commit([], orders)
+        store.close()
+        return carried_out
 
-    def make_runs(self, job, *numbers):
-        for number in numbers:
-            results = self.folders.results(job, number, 1)
-            results.mkdir(parents=True)
-            (results / "trained.json").write_bytes(b"x" * 100)
+    assert asyncio.run(story()) == [2, 2]
 
-    def runs(self, job):
-        return sorted(int(path.name) for path in (self.folders.job(job) / "runs").iterdir())
+
+def test_what_people_should_know_is_numbered_and_cut_like_everything_else():
+    world = World(event_number=7)
+    long = "a\n" * 5000
+    (note,) = handle(world, Noted(level="warning", text=long, job="j"), now=1.0).notes
+    assert (note.number, note.at, note.level, note.job) == (8, 1.0, "warning", "j")
+    assert len(note.text) == 1000
+    assert "\n" not in note.text
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    return make_job(tmp_path_factory.mktemp("job"))
 
 
 @pytest.fixture
-def scene(tmp_path):
-    scene = Scene(tmp_path)
-    scene.make_runs("j", 1, 2, 3, 10)
-    yield scene
-    scene.files.close()
-
-
-def test_runs_before_one_that_is_fused_are_removed_once_that_is_known(scene):
-    scene.errands.perform(Fuse(job="j", run=3, cluster=0))
-    asyncio.run(scene.done(PlanOutcome(result_bytes=7)))
-    assert scene.happened == [(Fused(job="j", run=3, bytes=7), [1, 2, 3, 10])]
-    assert scene.runs("j") == [3, 10]
-    assert scene.files.held_bytes == 200
-
-
-def test_nothing_is_removed_if_fusing_fails(scene):
-    scene.errands.perform(Fuse(job="j", run=3, cluster=0))
-    asyncio.run(scene.done(PlanOutcome(error="broken")))
-    assert isinstance(scene.happened[0][0], FusingFailed)
-    assert scene.runs("j") == [1, 2, 3, 10]
-
-
-def test_what_an_earlier_server_did_not_remove_is_removed_at_the_start(scene, tmp_path):
-    scene.make_runs("k", 1, 2)
-    jobs = {
-        "j": {"run": 10, "fused_run": 3},
-        "k": {"run": 2},
-    }
-    store = open_store(str(scene.folders.database))
-    for id, more in jobs.items():
-        job = Job(id=id, name=id, owner="t", owner_name="o", submitted_at=1.0, epochs=1, **more)
-        job.state = "stopped"
-        store.write([Put("job", id, encode(job))]).result()
-    store.close()
+def server(tmp_path):
     with running_server(tmp_path) as server:
-        assert scene.runs("j") == [3, 10]
-        assert scene.runs("k") == [1, 2]
-        assert server.ready.service.files.held_bytes == 400
+        yield server
+
+
+@pytest.fixture
+def operator(server, made):
+    with server.client(server.operator) as client:
+        upload(client, made[1])
+        yield client
+
+
+async def joined(server):
+    token = server.token("provider")
+    return await FakeAgent.enrol(server.url, token, authority=server.authority, name="p")
+
+
+def test_a_part_that_cannot_be_read_is_a_lost_run_and_not_an_endless_wait(server, operator, made):
+    run_files = server.ready.service.run_files
+    read, failures = run_files.written_assignment, [OSError("no such file")]
+
+    async def first_time_in_vain(part):
+        if failures:
+            raise failures.pop()
+        return await read(part)
+
+    run_files.written_assignment = first_time_in_vain
+
+    async def story():
+        agent = await joined(server)
+        async with agent.connected():
+            await agent.measure()
+            job = submit(operator, made[0])["id"]
+            assignment = (await agent.expect(Assign, 90)).assignment
+            return job, assignment.run
+
+    job, run = asyncio.run(story())
+    assert run == 2
+    texts = [event["text"] for event in operator.get(f"jobs/{job}/events").json()]
+    assert any("could not be told its part: no such file" in text for text in texts)
+
+
+def test_a_job_that_is_deleted_while_its_plan_is_begun_is_not_planned(server, operator, made):
+    service = server.ready.service
+    begun, go, ended = threading.Event(), threading.Event(), threading.Event()
+    spec, plan, started = service.errands._spec, service.errands._plan, []
+
+    async def slow(job):
+        begun.set()
+        await asyncio.get_running_loop().run_in_executor(None, go.wait, TIMEOUT_S)
+        return await spec(job)
+
+    async def told(order):
+        await plan(order)
+        ended.set()
+
+    service.errands._spec, service.errands._plan = slow, told
+    service.workshop.start = lambda *arguments: started.append(arguments)
+
+    async def story():
+        agent = await joined(server)
+        async with agent.connected():
+            await agent.measure()
+            job = submit(operator, made[0])["id"]
+            loop = asyncio.get_running_loop()
+            assert await loop.run_in_executor(None, begun.wait, TIMEOUT_S)
+            answer = operator.post(f"jobs/{job}/action", json={"action": "delete"})
+            assert answer.status_code == 204
+            go.set()
+            assert await loop.run_in_executor(None, ended.wait, TIMEOUT_S)
+
+    asyncio.run(story())
+    assert started == []
+
+
+def test_who_waits_for_the_end_of_cancelled_work_finds_its_folder_quiet(tmp_path, monkeypatch):
+    """A thread that makes the folder cannot be cancelled; removing it has to come after."""
+    inside, go = threading.Event(), threading.Event()
+
+    def slow(folder, order):
+        inside.set()
+        assert go.wait(TIMEOUT_S)
+        _prepare(folder, order)
+
+    monkeypatch.setattr("ravnest.server.service.work._prepare", slow)
+
+    async def story():
+        workshop, loop = Workshop(WorkLimits()), asyncio.get_running_loop()
+
+        async def done(outcome):
+            raise AssertionError("it was cancelled")
+
+        workshop.start("plan j", tmp_path / "j", PlanOrder(task="plan"), done)
+        assert await loop.run_in_executor(None, inside.wait, TIMEOUT_S)
+        workshop.cancel("plan j")
+        waiting = asyncio.create_task(workshop.ended("plan j"))
+        await asyncio.sleep(0)
+        assert not waiting.done()
+        go.set()
+        await waiting
+        assert (tmp_path / "j").is_dir()  # whatever was made is there to be removed
+        await workshop.close()
+
+    asyncio.run(story())
