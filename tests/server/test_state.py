@@ -7,7 +7,7 @@ from state_simulation import FACTS, SETTINGS, Simulation
 from ravnest.api.control import Hello, SetPause, Steer
 from ravnest.api.machine import Caps, Figures, PeerFigure
 from ravnest.errors import JobError
-from ravnest.server.state.events import Connected, EnrolledNow, Fetched, JobSteered
+from ravnest.server.state.events import Connected, EnrolledNow, Fetched, JobSteered, LongAgo
 from ravnest.server.state.machine import handle
 from ravnest.server.state.pool import as_pool, why_not_for
 from ravnest.server.state.records import Job, Provider
@@ -369,6 +369,38 @@ def test_a_removed_provider_keeps_its_number_for_ever():
     assert sim.agents[2].gone
     sim.restart()
     assert sim.world.next_provider() == 3
+
+
+def test_a_removed_provider_is_forgotten_once_nothing_is_about_it():
+    sim = pool_of(4)
+    job = training(sim)
+    sim.steer_provider(2, "remove")
+    sim.talk()
+    sim.steer_provider(3, "remove")
+    sim.talk()
+    sim.now += 10
+    sim.happen(LongAgo(before=sim.now))
+    assert set(sim.world.providers) == {1, 2, 3, 4}  # the last run tells of all of them
+    sim.steer(job.id, "delete")
+    sim.happen(LongAgo(before=sim.now - 20))
+    assert set(sim.world.providers) == {1, 2, 3, 4}
+    sim.happen(LongAgo(before=sim.now))
+    assert set(sim.world.providers) == {1, 4}
+    assert {key for kind, key in sim.disk if kind == "provider"} == {"1", "4"}
+    sim.restart()
+    assert set(sim.world.providers) == {1, 4}
+
+
+def test_the_highest_number_is_not_given_again_when_its_provider_is_forgotten():
+    sim = pool_of(3)
+    sim.steer_provider(3, "remove")
+    sim.steer_provider(2, "remove")
+    sim.now += 10
+    sim.happen(LongAgo(before=sim.now))
+    assert set(sim.world.providers) == {1, 3}
+    sim.enrol()
+    sim.happen(LongAgo(before=sim.now))
+    assert set(sim.world.providers) == {1, 4}
 
 
 def test_a_provider_that_leaves_for_good_is_removed_once_its_work_is_done():

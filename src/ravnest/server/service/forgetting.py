@@ -1,4 +1,4 @@
-"""Tokens that ended long ago and files without a job are forgotten: at the start and hourly."""
+"""What ended long ago, and files without a job, are forgotten: at the start and hourly."""
 
 import asyncio
 import logging
@@ -8,12 +8,14 @@ from ravnest.server.access import Access
 from ravnest.server.changes import Remove
 from ravnest.server.service.core import Core
 from ravnest.server.service.keeping import Keeping
+from ravnest.server.state.events import LongAgo
 
 logger = logging.getLogger("ravnest.server")
 
 EVERY_S = 3600.0
 KEPT_S = 30 * 24 * 3600.0
-"""For so long whoever shows an expired token is told that it has expired."""
+"""For so long whoever shows an expired token is told that it has expired, and a provider that was
+removed is known by its name."""
 
 
 class Forgetting:
@@ -28,7 +30,9 @@ class Forgetting:
         self._files: asyncio.Task[None] | None = None
 
     def begin(self) -> None:
-        gone = self._access.forget_expired(self._clock() - KEPT_S)
+        before = self._clock() - KEPT_S
+        self._core.happen(LongAgo(before=before))
+        gone = self._access.forget_expired(before)
         self._core.keep([Remove("token", id) for id in gone])
         self._files = asyncio.create_task(self._forget_files())
         self._timer = asyncio.get_running_loop().call_later(EVERY_S, self.begin)

@@ -130,6 +130,12 @@ class Noted(Happening, frozen=True, kw_only=True):
     provider: int | None = None
 
 
+class LongAgo(Happening, frozen=True, kw_only=True):
+    """What ended before that moment, and what nothing refers to any more, may be forgotten."""
+
+    before: float
+
+
 class Tick(Happening, frozen=True, kw_only=True):
     """A moment has come that was asked for."""
 
@@ -152,5 +158,6 @@ Event = (
     | Fused
     | FusingFailed
     | Noted
+    | LongAgo
     | Tick
 )

@@ -13,6 +13,7 @@ from ravnest.server.state.events import (
     FusingFailed,
     Heard,
     JobSteered,
+    LongAgo,
     Noted,
     NotHanded,
     PartEnded,
@@ -65,6 +66,8 @@ def handle(world: World, event: Event, now: float) -> Effects:
             jobs.not_planned(world, event, now)
         case Fused() | FusingFailed():
             fusing.ended(world, event, now)
+        case LongAgo():
+            providers.forget_removed(world, event.before)
         case Tick():
             deadlines.pass_time(world, now)
     # Thousands of heartbeats and reports: they change a few fields, and mostly nothing follows.

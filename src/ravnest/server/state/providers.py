@@ -168,6 +168,7 @@ def steered(world: World, event: ProviderSteered, now: float) -> None:
 def remove(world: World, provider: Provider, how: str, now: float) -> None:
     part = world.at_work.get(provider.id)
     provider.removed, provider.digest, provider.figures = True, "", None
+    provider.removed_at = now
     if part is not None:
         runs.lose(world, part, f"{provider.name} {how}", now)
     world.save_provider(provider)
@@ -175,3 +176,19 @@ def remove(world: World, provider: Provider, how: str, now: float) -> None:
     world.order(Close(provider=provider.id, reason=f"this provider {how}", final=True))
     world.heard_of(provider.id).connected = False
     pool.review(world, provider.id, now)
+
+
+def forget_removed(world: World, before: float) -> None:
+    """Those that were removed before that moment, and that no run and no plan is about."""
+    needed = {part.provider for part in world.parts.values()}
+    for job in world.jobs.values():
+        needed |= {part.provider for part in job.plan.parts} if job.plan is not None else set()
+    # Numbers, and the certificates with them, are never given again: the highest one stays.
+    needed.add(max(world.providers, default=0))
+    for provider in list(world.providers.values()):
+        if provider.removed and provider.removed_at < before and provider.id not in needed:
+            del world.providers[provider.id]
+            world.presence.pop(provider.id, None)
+            world.probing.pop(provider.id, None)
+            world.reached.discard(provider.id)
+            world.out.remove(provider.kind, provider.key)

@@ -43,7 +43,8 @@ class Provider(Record, kw_only=True):
     leaves: bool = False
     """It is to be removed once its work has ended."""
     removed: bool = False
-    """Kept all the same: its number, and the certificate with it, are never given again."""
+    """Kept for a while all the same: others may have worked with it."""
+    removed_at: float = 0.0
 
 
 class PlannedPart(msgspec.Struct, frozen=True, kw_only=True):
