@@ -72,7 +72,7 @@ def test_a_report_counts_since_the_last_one():
     told = reporter(telemetry, clock_offset_s=5.0, epochs_before=2)
     told.report()
     now[0] = 2.0
-    totals[0] = standing(backwards=4, staleness=6, busy_s=0.5, updates=3)
+    totals[0] = standing(backwards=4, staleness=6, busy_s=0.5, updates=3, epochs=1)
     telemetry.did("forward", 7, 1, 0.5, 0.75)
     telemetry.did("epoch", -1, -1, 0.8, 0.9)
     telemetry.did("save", -1, -1, 0.9, 0.95)
@@ -101,6 +101,21 @@ def test_more_spans_than_fit_are_counted_as_dropped():
     assert len(found.spans) == 2000
     assert found.spans[-1].batch == 2499
     assert found.spans_dropped == 500
+
+
+def test_epochs_are_counted_however_many_spans_are_dropped():
+    """A finished run was taken for a stopped one, and trained again."""
+    telemetry = Telemetry(clock=lambda: 0.0)
+    telemetry.watch(lambda: standing(epochs=2))
+    for _ in range(2):
+        telemetry.did("epoch", -1, -1, 0.0, 1.0)
+    for number in range(17_000):
+        telemetry.did("forward", number, 0, 0.0, 1.0)
+    told = reporter(telemetry, epochs_before=1)
+    assert told.report().epoch == told.epochs_done == 3
+    # A stage that has ended has nothing to say any more.
+    telemetry.watch(Standing)
+    assert told.report().epoch == 3
 
 
 def test_a_rate_is_over_the_last_seconds():

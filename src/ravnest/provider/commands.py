@@ -48,6 +48,7 @@ class Commands:
                     self.share.epoch_ended()
                 if self.leaf is not None:
                     self.leaf.epoch_ended()
+                self.meter.epochs += 1
             case "validation" if self.leaf is not None:
                 return self.leaf.validation_ended()
             case "reset" if self.leaf is not None:

@@ -21,6 +21,8 @@ class Meter:
     """Applied by updates; more than there were updates if some took several along."""
     rounds: int = 0
     """Of averaging with other clusters, over all rings of this stage."""
+    epochs: int = 0
+    """Orders that one has ended, carried out."""
 
     def __post_init__(self) -> None:
         self._told = (0.0, 0, 0, self.began, 0)
@@ -42,6 +44,7 @@ class Meter:
             worst_staleness=self.worst_staleness,
             busy_s=self.busy_s,
             rounds=self.rounds,
+            epochs=self.epochs,
         )
 
     def epoch(self, stage: int, now: float) -> dict[str, float]:

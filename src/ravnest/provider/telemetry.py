@@ -71,6 +71,8 @@ class Totals(msgspec.Struct, frozen=True, kw_only=True):
     worst_staleness: int = 0
     busy_s: float = 0.0
     rounds: int = 0
+    epochs: int = 0
+    """Whose end this stage has been told of."""
 
 
 class Standing(msgspec.Struct, frozen=True, kw_only=True):

@@ -6,6 +6,7 @@ from collections import deque
 from collections.abc import Callable
 
 import psutil
+import torch
 
 from ravnest.api.work import LinkBytes, Report, RoundReport, Span, WorkReport
 from ravnest.provider.telemetry import Sample, Telemetry, Totals
@@ -50,8 +51,10 @@ class Reporter:
         self._thread = threading.Thread(target=self._run, name="reporting", daemon=True)
         self._before: tuple[float, Totals] | None = None
         self._samples: deque[tuple[float, int]] = deque([(0.0, 0)], maxlen=1000)
+        self._epochs_before = epochs_before
         self.epochs_done = epochs_before
-        """Whole ones that this stage has seen the end of, with those of earlier runs."""
+        """Whole ones that this stage has seen the end of, with those of earlier runs. Counted by
+        the stage: spans are dropped when there are many."""
 
     def start(self) -> None:
         self._thread.start()
@@ -75,9 +78,9 @@ class Reporter:
 
     def report(self) -> WorkReport:
         sample = self._telemetry.drain()
-        self.epochs_done += sum(span.kind == "epoch" for span in sample.spans)
         spans, dropped = self._spans(sample)
         totals = sample.standing.totals
+        self.epochs_done = max(self.epochs_done, self._epochs_before + totals.epochs)
         busy, staleness = self._since_last(sample.at, totals)
         journal = self._journal
         samples = journal.far.samples if journal else 0
@@ -145,3 +148,13 @@ class Reporter:
             self._samples.popleft()
         first_at, first = self._samples[0]
         return max(samples - first, 0) / (at - first_at) if at > first_at else 0.0
+
+
+def device_bytes(device: torch.device) -> int:
+    """Besides the memory of the process."""
+    match device.type:
+        case "cuda":
+            return torch.cuda.memory_allocated(device)
+        case "mps":
+            return torch.mps.current_allocated_memory()
+    return 0
