@@ -78,7 +78,7 @@ def test_it_is_told_now_and_then_with_all_that_was_left_out(moderation, told, cl
         clock.now += 1
     assert [how for _, how in told] == [
         "reports more than is taken; left out: 45 notes",
-        f"reports more than is taken; left out: {60 * 50 - 1} notes",
+        f"reports more than is taken; left out: {60 * 50 - 1:,} notes",
     ]
 
 

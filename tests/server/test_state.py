@@ -690,7 +690,7 @@ def test_a_job_that_fails_everywhere_ends_with_the_first_cause():
         assert runs < 20
     assert runs == job.max_runs + 2
     assert job.reason == (
-        f"{job.max_runs} runs were lost and 2 providers left out; "
+        f"{job.max_runs} runs lost, 2 providers left out; "
         "the first because the worker of p1 failed: boom"
     )
     sim.steer("j0", "resume")

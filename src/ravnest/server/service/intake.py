@@ -25,6 +25,7 @@ from ravnest.server.service.specs import HASHES, noted, write_spec
 from ravnest.server.service.work import Workshop
 from ravnest.server.state.events import Submitted
 from ravnest.server.state.records import Job
+from ravnest.server.state.words import counted
 
 _NAMED = 50
 """Of files that are missing."""
@@ -154,7 +155,7 @@ def _records(
 
 def _missing_text(missing: list[FileRef], wrong: list[FileRef]) -> str:
     listed = " ".join(file.sha256 for file in [*missing, *wrong][:_NAMED])
-    text = f"{len(missing)} files of the job have not been uploaded"
+    text = f"not uploaded yet: {counted(len(missing), 'file')} of the job"
     if wrong:
-        text += f", {len(wrong)} have another size than the job says"
+        text += f"; of another size than the job says: {counted(len(wrong), 'file')}"
     return f"{text}: {listed}"

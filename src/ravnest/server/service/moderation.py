@@ -10,6 +10,7 @@ import msgspec
 
 from ravnest.api.work import WorkReport
 from ravnest.server.service.limits import Buckets, Rate
+from ravnest.server.state.words import counted
 
 RATES = {"points": Rate(500, 10_000), "notes": Rate(100, 20_000)}
 """Of each provider, in a second: points, and characters of notes."""
@@ -54,7 +55,7 @@ class Moderation:
         if so_far.told_at is not None and 0 <= now - so_far.told_at < _TELL_S:
             return
         said = [
-            f"{count} {kind}{'' if count == 1 else 's'}"
+            counted(count, kind)
             for count, kind in ((so_far.points, "point"), (so_far.notes, "note"))
             if count
         ]

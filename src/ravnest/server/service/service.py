@@ -39,6 +39,7 @@ from ravnest.server.service.work import WorkLimits, Workshop
 from ravnest.server.state.effects import Level
 from ravnest.server.state.events import Noted, PartEnded, Started, WorkReported
 from ravnest.server.state.parts import own_part
+from ravnest.server.state.words import counted
 from ravnest.server.state.world import Settings, World
 from ravnest.server.store import Store
 
@@ -239,8 +240,8 @@ class Service:
         results = await self.run_files.whole(part, message.results) if part is not None else ()
         if part is not None and len(results) < len(message.results):
             name = self.world.providers[provider].name
-            missing = len(message.results) - len(results)
-            text = f"{missing} results of {name} are not here, or not whole"
+            missing = counted(len(message.results) - len(results), "result")
+            text = f"not here, or not whole: {missing} of {name}"
             self.note("warning", text, part.job, provider)
         self.core.happen(
             PartEnded(

@@ -3,6 +3,7 @@
 from ravnest.server.state import retrying, runs, standstill
 from ravnest.server.state.effects import Wake
 from ravnest.server.state.records import Part, Run
+from ravnest.server.state.words import counted
 from ravnest.server.state.world import World
 
 
@@ -14,8 +15,8 @@ def pass_time(world: World, now: float) -> None:
             due = presence.since + world.settings.away_s
             if due <= now:
                 name = world.providers[part.provider].name
-                minutes = world.settings.away_s / 60
-                runs.lose(world, part, f"{name} has been away for {minutes:.3g} minutes", now)
+                minutes = counted(world.settings.away_s / 60, "minute")
+                runs.lose(world, part, f"{name} has been away for {minutes}", now)
             else:
                 world.order(Wake(at=due))
     for run in list(world.runs.values()):

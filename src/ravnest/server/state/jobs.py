@@ -6,6 +6,7 @@ from ravnest.server.state import declining, fusing, introducing, leaving_out, po
 from ravnest.server.state.effects import Discard, DropPlan, MakePlan, Wake
 from ravnest.server.state.events import JobSteered, PlanFailed, PlanMade
 from ravnest.server.state.records import ENDED_JOBS, Job
+from ravnest.server.state.words import counted
 from ravnest.server.state.world import World
 
 
@@ -74,7 +75,7 @@ def _plan(world: World, job: Job) -> bool:
     world.judged[job.id] = world.pool_version
     world.planning = job.id
     world.attempt += 1
-    world.move(job, "planning", f"with {len(found)} providers")
+    world.move(job, "planning", f"with {counted(len(found), 'provider')}")
     world.save_job(job)
     world.order(
         MakePlan(
@@ -105,14 +106,14 @@ def planned(world: World, event: PlanMade, now: float) -> None:
     world.note(
         now,
         "info",
-        f"planned: {count} providers in {event.plan.clusters} clusters, "
-        f"{event.plan.steps_per_s:.3g} batches per second expected",
+        f"planned: {counted(count, 'provider')} in {counted(event.plan.clusters, 'cluster')}, "
+        f"{counted(event.plan.steps_per_s, 'batch')} per second expected",
         job.id,
     )
     if job.asked:
         begin_if_all_free(world, job, now)
     else:
-        world.move(job, "planned", f"waits to be started, with {count} providers")
+        world.move(job, "planned", f"waits to be started, with {counted(count, 'provider')}")
 
 
 def begin_if_all_free(world: World, job: Job, now: float) -> None:

@@ -6,6 +6,7 @@ from ravnest.server.state import pool
 from ravnest.server.state.effects import Fuse, Hand, Wake
 from ravnest.server.state.records import Job, Part, Run, part_id
 from ravnest.server.state.recovery import after_loss, epochs_of, fusible, gives_up, is_done
+from ravnest.server.state.words import counted
 from ravnest.server.state.world import Pulse, World
 
 
@@ -40,10 +41,11 @@ def begin(world: World, job: Job, now: float) -> None:
         world.save_part(part)
         pool.review(world, part.provider, now)
         world.order(Hand(provider=part.provider, part=part.id))
-    world.move(job, "preparing", f"{len(parts)} providers fetch their parts")
+    world.move(job, "preparing", f"parts are fetched by {counted(len(parts), 'provider')}")
     world.save_job(job)
     world.order(Wake(at=now + world.settings.prepare_s))
-    world.note(now, "info", f"run {run.number} begins with {len(parts)} providers", job.id)
+    with_whom = counted(len(parts), "provider")
+    world.note(now, "info", f"run {run.number} begins with {with_whom}", job.id)
 
 
 def train(world: World, run: Run, now: float) -> None:
@@ -158,7 +160,7 @@ def fused(world: World, run: Run, size: int, now: float) -> None:
             if name in job.metrics or len(job.metrics) < MOST_METRICS:
                 job.metrics[name] = value
     world.save_job(job)
-    world.note(now, "info", f"the weights after {done} epochs are fused", job.id)
+    world.note(now, "info", f"the weights after {counted(done, 'epoch')} are fused", job.id)
     if is_done(stages):
         _end_run(world, run, now)
         job.ended_at = now
@@ -188,7 +190,8 @@ def conclude(world: World, run: Run, now: float) -> None:
 
 
 def stopped(world: World, job: Job, now: float) -> None:
-    kept = f"{job.epochs_done} epochs are kept" if job.fused_run else "nothing was trained yet"
+    done = counted(job.epochs_done, "epoch")
+    kept = f"the weights after {done} are kept" if job.fused_run else "nothing was trained yet"
     job.ended_at, job.stop_wanted = now, False
     world.move(job, "stopped", f"by request; {kept}. It can be resumed")
     world.note(now, "info", f"stopped; {kept}", job.id)
@@ -198,8 +201,8 @@ def _lost(world: World, job: Job, cause: str, now: float) -> None:
     job.lost_runs += 1
     job.cause = job.cause or cause
     if gives_up(job):
-        also = f" and {len(job.excused)} providers left out" if job.excused else ""
-        reason = f"{job.lost_runs} runs were lost{also}; the first because {job.cause}"
+        also = f", {counted(len(job.excused), 'provider')} left out" if job.excused else ""
+        reason = f"{counted(job.lost_runs, 'run')} lost{also}; the first because {job.cause}"
         fail(world, job, reason, now)
     else:
         again(world, job, f"run {job.run} was lost: {cause}", now)

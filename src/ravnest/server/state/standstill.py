@@ -11,6 +11,7 @@ from ravnest.server.state import leaving_out, runs
 from ravnest.server.state.effects import Wake
 from ravnest.server.state.parts import own_part
 from ravnest.server.state.records import Part, Run
+from ravnest.server.state.words import counted
 from ravnest.server.state.world import Pulse, World
 
 _TRAFFIC_BYTES = 1 << 20
@@ -70,8 +71,8 @@ def _brings_back(world: World, part: Part) -> bool:
 def _give_up(world: World, parts: list[Part], now: float) -> None:
     silent = [part for part in parts if _is_silent(world, part, now)]
     talking = [part for part in parts if part not in silent]
-    minutes = world.settings.standstill_s / 60
-    cause = f"no worker has got on for {minutes:.3g} minutes: "
+    minutes = counted(world.settings.standstill_s / 60, "minute")
+    cause = f"no worker has got on for {minutes}: "
     if not talking:
         cause += "none of them reports any more"
     else:

@@ -1,0 +1,16 @@
+"""Numbers in sentences for people."""
+
+
+def counted(number: float, what: str) -> str:
+    """`1 provider`, `3 providers`; for what takes an s, or -es after ch."""
+    many = f"{what}es" if what.endswith("ch") else f"{what}s"
+    return f"{figure(number)} {what if number == 1 else many}"
+
+
+def figure(number: float) -> str:
+    """With three digits that count, and never as a power of ten."""
+    if number != 0 and abs(number) < 0.001:
+        return "less than 0.001"
+    if abs(number) >= 100 or number == int(number):
+        return f"{number:,.0f}"
+    return f"{number:.3g}"
