@@ -59,6 +59,7 @@ def test_a_script_sees_its_own_folder_and_no_others(tmp_path, monkeypatch, place
     names = f"secret, python = {str(secret)!r}, {str(python)!r}\n"
     command = sandboxed([sys.executable, "-c", names + LOOK], folder, home)
     assert str(secret) not in command
+    assert "--die-with-parent" in command
     assert "/" not in command[: command.index("--remount-ro")]
     assert command.index(str(home)) > command.index("--tmpfs")
     assert command[command.index("--bind") + 1] == str(folder)

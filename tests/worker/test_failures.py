@@ -1,10 +1,12 @@
 """Whatever goes wrong, a worker says why, and whose fault it was if it was another's."""
 
+import contextlib
 import re
 import shutil
 import subprocess
 import sys
 
+import psutil
 import pytest
 import runs
 from msgspec.structs import replace
@@ -140,6 +142,39 @@ def test_a_worker_whose_agent_is_gone_ends_and_the_others_hear_why(tmp_path):
     assert end.outcome == "failed"
     assert end.culprit == of_stage(run, 1, run.orders).assignment.node
     assert "its agent is gone" in end.reason
+
+
+AGENT = """
+import asyncio, os, sys
+from pathlib import Path
+from ravnest.agent.folders import AssignmentFolder
+from ravnest.agent.worker import Worker
+
+def told(report):
+    if report.epoch > 0:
+        print(worker.pid, flush=True)
+
+folder = AssignmentFolder(Path(sys.argv[1]))
+worker = Worker(folder, environment=dict(os.environ), on_report=told)
+asyncio.run(worker.run())
+"""
+
+
+def test_a_worker_does_not_outlive_an_agent_that_is_killed(tmp_path):
+    """Its stdin ends with the agent, however that has ended; nothing else holds the other end."""
+    run = plan_run(tmp_path / "run", providers=1)
+    prepare(run, written(tmp_path / "data"), training=replace(TRAINING, epochs=1_000_000))
+    (folder,) = run.folders.values()
+    command = [sys.executable, "-c", AGENT, str(folder)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as agent:
+        worker = psutil.Process(int(agent.stdout.readline()))
+        agent.kill()
+    try:
+        worker.wait(runs.WAIT_S)
+    finally:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            worker.kill()
+    assert not worker.is_running()
 
 
 def test_a_worker_that_is_terminated_says_so(tmp_path):

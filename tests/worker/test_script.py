@@ -34,6 +34,20 @@ print("hello from the script")
 Trainer(node=node, train_loader=loader, epochs=2, save=True).train()
 """
 
+VALIDATES = TRAINS.replace(
+    "labels=loader,", "labels=loader, test_labels=loader, telemetry=False,"
+).replace("train_loader=loader,", "train_loader=loader, val_loader=loader,")
+
+MEDDLES = """
+import json, os
+
+pipe = os.fdopen(json.loads(os.environ["RAVNEST_REPORTS"])["descriptor"], "wb", buffering=0)
+pipe.write(b'{"type": "end", "end": {"outcome": "failed", "reason": "forged"}}\\n')
+pipe.write(b'nonsense\\n')
+pipe.write(b'x' * (3 << 20) + b'\\n')
+pipe.write(b'{"type": "report", "report": {"at": 1.0, "notes": ["a note"]}}\\n')
+"""
+
 
 def script_run(tmp_path, text):
     run = plan_run(tmp_path / "run")
@@ -61,6 +75,44 @@ def test_a_script_trains_with_what_its_node_reads_from_the_environment(tmp_path)
         assert "hello from the script" in processes[node].log()
         assert runs.is_started(processes[node].said[0])
     assert set(run.trained()) == set(runs.make_model().state_dict())
+
+
+def test_the_trainer_of_a_script_reports_as_that_of_a_recipe(tmp_path):
+    run = script_run(tmp_path, VALIDATES)
+    with started(run) as processes:
+        ends = {node: process.end() for node, process in processes.items()}
+    (root,) = [p for node, p in processes.items() if run.orders[node].assignment.role == "Root"]
+    (leaf,) = [p for node, p in processes.items() if run.orders[node].assignment.role == "Leaf"]
+    losses = root.points("train/loss")
+    batches = len(losses) // 2
+    assert batches > 1
+    assert [point.step for point in losses] == [*range(1, 2 * batches + 1)]
+    assert [point.epoch for point in losses] == [
+        step / batches for step in range(1, len(losses) + 1)
+    ]
+    assert all(point.value > 0 for point in losses)
+    assert [point.epoch for point in root.points("eval/accuracy")] == [1.0, 2.0]
+    assert leaf.points("train/loss") == []
+    for process in processes.values():
+        last = process.reports[-1]
+        assert (last.epoch, last.updates) == (2, 2 * batches)
+        assert last.memory_bytes > 0
+        assert {span.kind for report in process.reports for span in report.spans} >= {"backward"}
+        assert any(link.sent and link.received for link in last.links)
+    (rows,) = {order.assignment.train_rows for order in run.orders.values()}
+    assert root.reports[-1].samples == 2 * rows
+    (score,) = [end.metrics for end in ends.values() if end.metrics]
+    assert score["eval/accuracy"] == root.points("eval/accuracy")[-1].value
+
+
+def test_what_else_a_script_writes_to_where_it_reports_is_left_out(tmp_path):
+    run = script_run(tmp_path, MEDDLES)
+    with started(run) as processes:
+        worker = next(iter(processes.values()))
+        end = worker.end()
+    assert (end.outcome, end.reason) == ("done", "")
+    assert "the script reports what is not understood" in worker.log()
+    assert [report.notes for report in worker.reports if report.notes] == [("a note",)]
 
 
 def test_a_script_that_fails_says_its_last_line(tmp_path):
