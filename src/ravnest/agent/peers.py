@@ -29,12 +29,9 @@ _BULKS = (64 << 10, 512 << 10, 4 << 20)
 _LONG_ENOUGH_S = 0.5
 _MOST_BYTES = 16 << 20
 """That anybody may send to us on one connection."""
-_CONVERSATION_S = 15.0
-"""But for waiting for one's turn."""
-_TURN_S = 60.0
-_CONNECT_S = 4.0
-_HANDSHAKE_S = 10.0
-"""Within which a caller must have shown a certificate; before that it may hold nothing else."""
+_CONVERSATION_S, _TURN_S = 15.0, 60.0
+"""At most; and how long one's turn may be waited for besides."""
+_CONNECT_S, _HANDSHAKE_S = 4.0, 10.0
 _MOST_CALLERS, _MOST_OF_ONE = 128, 4
 """Conversations at once, in all and with one provider. Others are told to come again."""
 _BUSY_S = 30.0
