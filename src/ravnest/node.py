@@ -185,7 +185,7 @@ class Node:
             positive_number("bandwidth_mbps", speed),
         )
         self._patience = made_with(Patience, "patience", patience) or around.patience
-        self.telemetry = Telemetry() if telemetry else None
+        self.telemetry = Telemetry() if telemetry or around.is_watched else None
         """What this provider is doing: `telemetry.drain()` from time to time."""
         self._inputs = BatchInputs(self._graph)
         self._numbers = BatchNumbers(

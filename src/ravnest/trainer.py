@@ -2,6 +2,7 @@
 
 import functools
 import logging
+import os
 import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
@@ -13,6 +14,7 @@ from ravnest.errors import NodeError
 from ravnest.node import Node
 from ravnest.provider.control import Control
 from ravnest.provider.options import made_with, not_negative, positive
+from ravnest.provider.surroundings import REPORTS
 
 logger = logging.getLogger("ravnest")
 
@@ -59,7 +61,6 @@ class Trainer:
         self.inputs_dtype = inputs_dtype
         self.n_forwards = 0
         self.metrics: dict[str, float] = {}
-        self.callbacks = CallbackList(callbacks)
         self.control = made_with(Control, "control", control)
         self.first_epoch = not_negative("first_epoch", first_epoch)
         self.epochs_done = first_epoch
@@ -80,8 +81,17 @@ class Trainer:
             cluster=node.cluster_id,
             clusters=node.document.ring_size,
         )
+        self.callbacks = CallbackList([*callbacks, *self._reporting()])
         self._in_train = False
         self._began = 0.0
+
+    def _reporting(self) -> list[Callback]:
+        """For whoever has started this program and wants to know how it goes."""
+        if REPORTS not in os.environ:
+            return []
+        from ravnest.worker.scripted import begin_reports
+
+        return begin_reports(self.node, self.progress.batches_per_epoch, self.first_epoch)
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)

@@ -14,6 +14,7 @@ from ravnest.errors import NodeError
 from ravnest.wire.peers import Patience
 from ravnest.wire.security import TlsFiles
 
+REPORTS = "RAVNEST_REPORTS"
 _RELAYED = Patience(connect_s=300.0, resume_s=120.0, nobody_s=120.0)
 """Towards neighbours that are found by a table of routes: it may lead through a relay."""
 
@@ -27,6 +28,8 @@ class Surroundings:
     tls: TlsFiles | None = None
     bandwidth_mbps: float | None = None
     patience: Patience | None = None
+    is_watched: bool = False
+    """Somebody wants reports of what it is doing (RAVNEST_REPORTS)."""
 
 
 def surroundings(variables: Mapping[str, str] = os.environ) -> Surroundings:
@@ -42,6 +45,7 @@ def surroundings(variables: Mapping[str, str] = os.environ) -> Surroundings:
             tls=None if tls is None else _files(Path(tls)),
             bandwidth_mbps=None if speed is None else float(speed),
             patience=None if routes is None else _RELAYED,
+            is_watched=REPORTS in variables,
         )
     except ValueError as error:
         raise NodeError(

@@ -35,10 +35,18 @@ class Journal(Callback):
     """Of a Root. Steps and epochs go on where earlier runs have ended."""
 
     def __init__(
-        self, recipe: Recipe, *, batches_per_epoch: int, epochs_before: int, clock_offset_s: float
+        self,
+        recipe: Recipe | None,
+        *,
+        batches_per_epoch: int,
+        epochs_before: int,
+        clock_offset_s: float,
     ) -> None:
+        """Of a script there is no recipe, and of some loaders nobody knows how long they are (0):
+        then epochs are counted whole."""
         self._recipe = recipe
-        self._batches = max(batches_per_epoch, 1)
+        self._batches = batches_per_epoch
+        self._epoch = epochs_before
         self._before = epochs_before * batches_per_epoch
         self._offset = clock_offset_s
         self._lock = threading.Lock()
@@ -50,11 +58,14 @@ class Journal(Callback):
 
     def on_step_end(self, progress: Progress) -> None:
         with self._lock:
+            self._epoch = progress.epoch
             self.far = Far(self._before + progress.step, progress.samples)
             self._losses.append(self._point("train/loss", progress.loss))
 
     def on_evaluate(self, progress: Progress) -> None:
-        found = finish_metrics(self._recipe, progress.metrics)
+        found = progress.metrics
+        if self._recipe is not None:
+            found = finish_metrics(self._recipe, found)
         named = {f"eval/{name}": value for name, value in found.items()}
         with self._lock:
             self._scores.extend(self._point(series, value) for series, value in named.items())
@@ -66,7 +77,7 @@ class Journal(Callback):
         return Point(
             series=series,
             step=step,
-            epoch=step / self._batches,
+            epoch=step / self._batches if self._batches else float(self._epoch),
             at=time.time() + self._offset,
             value=value if known else None,
         )

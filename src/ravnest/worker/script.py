@@ -19,11 +19,14 @@ import time
 from pathlib import Path
 from typing import IO
 
+import msgspec
 import psutil
 
 from ravnest import lifeline
 from ravnest.api.work import Report, Started, WorkEnd, WorkOrder, WorkReport
+from ravnest.provider.surroundings import REPORTS
 from ravnest.worker.blame import culprit_of
+from ravnest.worker.hearing import Hearing, ReportsTo
 from ravnest.worker.saves import Saves
 from ravnest.worker.speech import Speech
 from ravnest.worker.steering import Action, Steering
@@ -64,15 +67,18 @@ class ScriptRun:
         self._last_line = ""
         self._was_stopped = False
         self._over = threading.Event()
+        self._hearing: Hearing | None = None
 
     def run(self) -> WorkEnd:
         assert self._work.script is not None
         command = [sys.executable, "script.py", *self._work.script.arguments]
-        with lifeline.hold() as line:
+        with lifeline.hold() as line, Hearing(self._speech.say) as hearing:
+            self._hearing = hearing
             try:
-                self._process = process = self._start(command, line)
+                self._process = process = self._start(command, line, hearing.descriptor)
             except OSError as error:
                 return self._failed(f"the script cannot be started: {error}")
+            hearing.begin()
             self._speech.say(Started())
             reports = threading.Thread(target=self._report, name="reporting", daemon=True)
             reports.start()
@@ -85,6 +91,7 @@ class ScriptRun:
                 self._over.set()
                 self._kill()
                 reports.join(GRACE_S)
+                hearing.join(GRACE_S)
         return self._end(code)
 
     def abort(self, reason: str) -> None:
@@ -92,15 +99,20 @@ class ScriptRun:
         logger.warning("the script is ended: %s", reason)
         self._kill()
 
-    def _start(self, command: list[str], line: int | None) -> "subprocess.Popen[str]":
+    def _start(
+        self, command: list[str], line: int | None, reports: int | None
+    ) -> "subprocess.Popen[str]":
         variables = {**os.environ, **environment(self._order, self._folder)}
         if line is not None:
             variables[lifeline.VARIABLE] = str(line)
+        if reports is not None:
+            to = ReportsTo(reports, self._order.report_s, self._order.clock_offset_s)
+            variables[REPORTS] = msgspec.json.encode(to).decode()
         return subprocess.Popen(
             command,
             cwd=self._folder,
             env=variables,
-            pass_fds=() if line is None else (line,),
+            pass_fds=[one for one in (line, reports) if one is not None],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -118,10 +130,12 @@ class ScriptRun:
                 self._last_line = text.strip()
 
     def _report(self) -> None:
-        """A script says nothing about its training that could be passed on."""
+        """Until its Trainer says more about it, if it has one."""
         assert self._process is not None
         process = psutil.Process(self._process.pid)
         while not self._over.wait(max(self._order.report_s, 0.05)):
+            if self._hearing is not None and self._hearing.has_heard:
+                return
             with contextlib.suppress(psutil.Error):
                 report = WorkReport(
                     at=time.time() + self._order.clock_offset_s,
@@ -150,17 +164,21 @@ class ScriptRun:
         saved = self._saves.is_new()
         if code == 0:
             epochs = self._work.training.epochs if saved else self._work.epochs_done
-            return WorkEnd(outcome="done", epochs_done=epochs, saved=saved)
+            return WorkEnd(outcome="done", epochs_done=epochs, saved=saved, metrics=self._scores())
         if self._was_stopped:
             return WorkEnd(
                 outcome="stopped",
                 epochs_done=self._work.epochs_done,
                 saved=saved,
+                metrics=self._scores(),
                 reason="the script was interrupted",
             )
         how = f"signal {-code}" if code < 0 else f"code {code}"
         said = f": {self._last_line}" if self._last_line else ""
         return self._failed(f"the script ended with {how}{said}")
+
+    def _scores(self) -> dict[str, float]:
+        return {} if self._hearing is None else dict(self._hearing.scores)
 
     def _failed(self, reason: str) -> WorkEnd:
         peer = _PEER.search(self._last_line)

@@ -6,8 +6,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from ravnest.api.jobs import Recipe
 from ravnest.api.work import Started, WorkEnd, WorkOrder
 from ravnest.errors import JobError, NodeError, RavnestError, RunError
@@ -29,7 +27,7 @@ from ravnest.wire.security import TlsFiles
 from ravnest.worker.blame import culprit
 from ravnest.worker.feeding import Feed, feed
 from ravnest.worker.journal import Journal, Notes
-from ravnest.worker.reporting import Reporter
+from ravnest.worker.reporting import Reporter, device_bytes
 from ravnest.worker.saves import Saves
 from ravnest.worker.speech import Speech
 from ravnest.worker.steering import Action, Steering
@@ -212,7 +210,7 @@ class Training:
             every_s=self._order.report_s,
             clock_offset_s=self._order.clock_offset_s,
             epochs_before=self._work.epochs_done,
-            device_bytes=lambda: _device_bytes(node.device),
+            device_bytes=lambda: device_bytes(node.device),
         )
 
     def _obey(self, action: Action) -> None:
@@ -256,13 +254,3 @@ class Training:
         if self._trainer is not None and self._trainer.node.is_root:
             return self._trainer.epochs_done
         return self._reporter.epochs_done if self._reporter is not None else 0
-
-
-def _device_bytes(device: torch.device) -> int:
-    """Besides the memory of the process."""
-    match device.type:
-        case "cuda":
-            return torch.cuda.memory_allocated(device)
-        case "mps":
-            return torch.mps.current_allocated_memory()
-    return 0
