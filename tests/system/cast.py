@@ -9,7 +9,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -35,6 +35,7 @@ class ServerProcess:
     folder: Path
     host: Host = HERE
     options: Sequence[str] = ()
+    environment: Mapping[str, str] = field(default_factory=dict)
     port: int = 0
     ready: dict[str, str] = field(default_factory=dict)
     process: "subprocess.Popen[str] | None" = None
@@ -46,7 +47,11 @@ class ServerProcess:
         log = (self.folder / "server.log").open("ab")
         with log:
             self.process = subprocess.Popen(
-                command_on(self.host, words), stdout=subprocess.PIPE, stderr=log, text=True
+                command_on(self.host, words),
+                env={**os.environ, **self.environment},
+                stdout=subprocess.PIPE,
+                stderr=log,
+                text=True,
             )
         assert self.process.stdout is not None
         line = self.process.stdout.readline()
@@ -169,9 +174,11 @@ def job_in(now: Overview, job: str) -> JobView:
 
 
 @contextlib.contextmanager
-def cast(folder: Path, *options: str, host: Host = HERE) -> Iterator[Cast]:
+def cast(
+    folder: Path, *options: str, host: Host = HERE, environment: Mapping[str, str] | None = None
+) -> Iterator[Cast]:
     """A server that runs; providers join through what is yielded."""
-    made = Cast(folder, ServerProcess(folder, host, options))
+    made = Cast(folder, ServerProcess(folder, host, options, environment or {}))
     made.server.start()
     try:
         yield made

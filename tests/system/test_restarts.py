@@ -1,13 +1,21 @@
 """The server is killed at every part of a job and started again; the job ends all the same."""
 
+import contextlib
+
 import pytest
 from cast import Cast, cast
 from digits import accuracy, submit
+from holding import Hold, agents, stored_state
 
 
 @pytest.fixture
-def three(tmp_path):
-    with cast(tmp_path) as made:
+def hold(tmp_path):
+    return Hold(tmp_path / "hold")
+
+
+@pytest.fixture
+def three(tmp_path, hold):
+    with cast(tmp_path, environment=hold.environment) as made:
         for name in ("ada", "ben", "cleo"):
             made.join(name, "--memory", "2")
         made.wait_for_pool(3)
@@ -15,11 +23,22 @@ def three(tmp_path):
 
 
 @pytest.mark.parametrize("state", ["planning", "preparing", "running", "fusing"])
-def test_a_server_that_is_killed_goes_on_where_it_was(three: Cast, state):
-    with three.session() as session:
-        job = submit(session, epochs=12, max_clusters=1)
-    three.wait_for_job(job.id, state, "done")
-    three.server.restart()
+def test_a_server_that_is_killed_goes_on_where_it_was(three: Cast, hold: Hold, state):
+    with contextlib.ExitStack() as held:
+        held.enter_context(hold.processes(state))
+        with three.session() as session:
+            start = "asked" if state == "preparing" else "at once"
+            job = submit(session, epochs=12, max_clusters=1, start=start)
+            if state == "preparing":
+                three.wait_for_job(job.id, "planned")
+                held.enter_context(agents(three))
+                job.start()
+        three.wait_for_job(job.id, state)
+        if state == "running":
+            held.enter_context(agents(three))
+        three.server.kill()
+        assert stored_state(three, job.id) == state
+    three.server.start()
     three.wait_for_job(job.id, "done")
     with three.session() as session:
         again = session.job(job.id)

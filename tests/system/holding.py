@@ -1,0 +1,69 @@
+"""Holds a job in one state until the server is killed, so that it is known when that happens.
+
+Planning and fusing are processes of the server: a `sitecustomize` that only these tests give them
+stops them where they begin. While a job is prepared or runs it is the agents who are stopped: none
+can say that it has got on.
+"""
+
+import contextlib
+import json
+import os
+import signal
+import sqlite3
+from collections.abc import Iterator
+from pathlib import Path
+
+from cast import Cast
+
+TASKS = {"planning": "plan", "fusing": "fuse"}
+_HOOK = """
+import json, os, pathlib, signal, sys
+
+hold = pathlib.Path(__file__).with_name("hold")
+if "ravnest.server.planjob" in sys.orig_argv and hold.exists():
+    order = json.loads((pathlib.Path(sys.orig_argv[-1]) / "order.json").read_bytes())
+    if order["task"] == hold.read_text():
+        hold.with_name("held").write_text(str(os.getpid()))
+        os.kill(os.getpid(), signal.SIGSTOP)
+"""
+
+
+class Hold:
+    """Of the processes of a server: made before it starts."""
+
+    def __init__(self, folder: Path) -> None:
+        folder.mkdir()
+        (folder / "sitecustomize.py").write_text(_HOOK)
+        self._wanted, self._held = folder / "hold", folder / "held"
+        self.environment = {"PYTHONPATH": str(folder)}
+
+    @contextlib.contextmanager
+    def processes(self, state: str) -> Iterator[None]:
+        self._wanted.write_text(TASKS.get(state, ""))
+        try:
+            yield
+        finally:
+            self._wanted.unlink()
+            if self._held.exists():
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(int(self._held.read_text()), signal.SIGKILL)
+
+
+@contextlib.contextmanager
+def agents(made: Cast) -> Iterator[None]:
+    """None of them says anything meanwhile; their workers go on."""
+    for one in made.providers.values():
+        one.process.send_signal(signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        for one in made.providers.values():
+            one.process.send_signal(signal.SIGCONT)
+
+
+def stored_state(made: Cast, job: str) -> str:
+    """Of a job, in the store of a server that has ended."""
+    with contextlib.closing(sqlite3.connect(made.server.folder / "server/server.sqlite")) as store:
+        question = "SELECT body FROM ravnest_records WHERE kind = 'job' AND id = ?"
+        (body,) = store.execute(question, (job,)).fetchone()
+    return str(json.loads(body)["state"])
