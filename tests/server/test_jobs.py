@@ -115,7 +115,9 @@ def test_a_job_is_planned_trained_fused_and_fetched(server, requester, made, tmp
     detail = msgspec.json.decode(requester.get(f"jobs/{job}").content, type=JobDetail)
     assert detail.plan.providers == 2
     assert [stage.state for stage in detail.run.clusters[0].stages] == ["ended", "ended"]
-    assert "Cluster 0" in requester.get(f"jobs/{job}/plan").text
+    plan = requester.get(f"jobs/{job}/plan").text
+    assert "Cluster 0" in plan
+    assert "  p1  " in plan
     answer = requester.get(f"jobs/{job}/result", params={"format": "pt"})
     state = torch.load(io.BytesIO(answer.content), weights_only=True)
     torch.manual_seed(0)

@@ -80,6 +80,17 @@ def test_four_providers_get_parts_with_files_that_are_there(made, tmp_path):
     assert len(outcome.rings) >= 1
 
 
+def test_the_report_of_a_plan_calls_providers_by_their_names(made, tmp_path):
+    names = {1: "the tower", 2: "an old laptop", 3: "the printer"}
+    three = (*pool(50, 50), *pool(50, 50, 0.001)[2:])
+    outcome = do(tmp_path, order(made, pool=three, names=names))
+    report = outcome.view.report
+    for name in names.values():
+        assert name in report
+    assert "provider-" not in report
+    assert "node_1" in report  # what its log calls it
+
+
 def test_fused_weights_carry_what_their_numbers_mean(made, tmp_path):
     legend = Legend(classes=("a", 'b "quoted"', "ü"))
     spec = msgspec.structs.replace(made[0], legend=legend)

@@ -1,5 +1,7 @@
 """A plan in words and figures a person can act on."""
 
+from collections.abc import Mapping
+
 from ravnest.plan import ClusterPlan, Plan, ProviderSpec, StagePlan
 from ravnest.planning.figures import count, duration, flop, plain, quantity, rate, size
 from ravnest.planning.nodes import param_addresses, rings_of
@@ -30,8 +32,12 @@ def node_blocks(plan: Plan) -> str:
     return "\n\n".join(blocks)
 
 
-def render_report(plan: Plan) -> str:
-    """Clusters, memory, traffic, speed, and whether it is worth it."""
+def render_report(plan: Plan, names: Mapping[int, str] | None = None) -> str:
+    """Clusters, memory, traffic, speed, and whether it is worth it.
+
+    `names`: what people call the providers, where addresses tell them nothing.
+    """
+    names = names or {}
     model = plan.model
     lines = [
         f"{model.name}: {count(model.parameters)} parameters, {size(model.parameter_bytes)} of "
@@ -39,36 +45,44 @@ def render_report(plan: Plan) -> str:
         f"{flop(model.flops)} per batch of {model.batch_size}"
     ]
     for cluster in plan.clusters:
-        lines += ["", *_cluster_lines(cluster)]
+        lines += ["", *_cluster_lines(cluster, names)]
     lines += ["", *_ring_lines(plan)]
     for idle in plan.idle:
-        lines.append(f"Idle: node_{idle.provider.id} ({idle.provider.address}): {idle.reason}")
+        called, where = _called(idle.provider, names)
+        lines.append(f"Idle: {called} ({where}): {idle.reason}")
     lines += [f"Note: {warning}" for warning in plan.warnings]
     lines += ["", verdict(plan)]
     return "\n".join(lines)
 
 
-def _cluster_lines(cluster: ClusterPlan) -> list[str]:
+def _called(provider: ProviderSpec, names: Mapping[int, str]) -> tuple[str, str]:
+    """The provider, and by what it is found: its address, or the node that is in the logs."""
+    node = f"node_{provider.id}"
+    return (names[provider.id], node) if provider.id in names else (node, provider.address)
+
+
+def _cluster_lines(cluster: ClusterPlan, names: Mapping[int, str]) -> list[str]:
     slowest = cluster.bottleneck
     limit = "computing" if slowest.limit == "compute" else "the link"
     heading = (
         f"Cluster {cluster.id}: {rate(1 / cluster.step_s)}, "
-        f"limited by {limit} of node_{slowest.provider.id}"
+        f"limited by {limit} of {_called(slowest.provider, names)[0]}"
     )
     header = (
-        "provider", "address", "role", "parameters", "memory / limit",
+        "provider", "node" if names else "address", "role", "parameters", "memory / limit",
         "sent + received per batch", "compute", "link", "",
     )  # fmt: skip
     alone = len(cluster.stages) == 1
-    rows = [_stage_row(stage, slowest=stage is slowest, alone=alone) for stage in cluster.stages]
+    rows = [_stage_row(stage, names, stage is slowest, alone) for stage in cluster.stages]
     return [heading, *_table([header, *rows])]
 
 
-def _stage_row(stage: StagePlan, *, slowest: bool, alone: bool) -> tuple[str, ...]:
+def _stage_row(
+    stage: StagePlan, names: Mapping[int, str], slowest: bool, alone: bool
+) -> tuple[str, ...]:
     provider = stage.provider
     return (
-        f"node_{provider.id}",
-        provider.address,
+        *_called(provider, names),
         "Root+Leaf" if alone else stage.role,
         count(stage.parameters),
         f"{size(stage.memory.total)} / {size(provider.memory_bytes)}",

@@ -30,6 +30,8 @@ class PlanOrder(msgspec.Struct, frozen=True, kw_only=True):
     """Folder of the model as it was handed in."""
     run: int = 0
     pool: tuple[ProviderSpec, ...] = ()
+    names: dict[int, str] = msgspec.field(default_factory=dict)
+    """What people call the providers of the pool."""
     weights: str = ""
     """Fused weights (safetensors) to begin from; empty for those of the model."""
     epochs_done: int = 0

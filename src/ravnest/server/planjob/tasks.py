@@ -62,12 +62,17 @@ def plan(order: PlanOrder, folder: Path) -> PlanOutcome:
         optimizer_factor=optimizer_memory(optimizer),
     )
     weights = Path(order.weights) if order.weights else None
-    studied = study_package(Path(order.model), weights=weights)
+    # How many rows a script takes at a time is not known.
+    rows = spec.training.batch_size if spec.recipe is not None else None
+    studied = study_package(Path(order.model), weights=weights, rows=rows)
     run = RunDir(folder / NODE_DATA)
     made, _ = plan_study(studied, order.pool, request, run)
     write_assignments(order, made, run, folder)
     return PlanOutcome(
-        facts=_facts(order, made), view=_view(made), rings=_rings(made), warnings=made.warnings
+        facts=_facts(order, made),
+        view=_view(made, order.names),
+        rings=_rings(made),
+        warnings=made.warnings,
     )
 
 
@@ -94,7 +99,7 @@ def _facts(order: PlanOrder, made: Plan) -> PlanFacts:
     )
 
 
-def _view(made: Plan) -> PlanView:
+def _view(made: Plan, names: dict[int, str]) -> PlanView:
     return PlanView(
         steps_per_s=made.steps_per_s,
         single_machine_steps_per_s=1 / made.single_machine_s if made.single_machine_s > 0 else 0.0,
@@ -105,7 +110,7 @@ def _view(made: Plan) -> PlanView:
         providers=len(made.addresses),
         idle=tuple((idle.provider.id, idle.reason) for idle in made.idle),
         warnings=made.warnings,
-        report=render_report(made),
+        report=render_report(made, names),
     )
 
 

@@ -133,6 +133,7 @@ class Errands:
             raise JobError(f"{order.job} is not in the store")
         await self._files.off_loop(lambda: shutil.rmtree(folder, ignore_errors=True))
         weights = self._folders.result(order.job) / FUSED if order.fused_run else None
+        known = self._core.world.providers
         task = PlanOrder(
             task="plan",
             spec=spec,
@@ -140,6 +141,7 @@ class Errands:
             model=str(self._folders.job(order.job) / "model"),
             run=order.run,
             pool=order.pool,
+            names={spec.id: known[spec.id].name for spec in order.pool},
             weights=str(weights or ""),
             epochs_done=order.epochs_done,
         )
