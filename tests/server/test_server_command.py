@@ -113,6 +113,7 @@ def test_a_port_that_is_taken_is_named(start, tmp_path):
     _, errors = second.process.communicate(timeout=60)
     assert second.process.returncode == 1
     assert f"127.0.0.1:{port}" in errors
+    assert not (tmp_path / "other").exists()
 
 
 def test_the_text_for_people_has_the_lines_to_paste(tmp_path):
