@@ -82,7 +82,7 @@ def equal_cuts(costs: CutCosts, pool: Sequence[ProviderSpec]) -> float:
     points = [round(k * last / stages) for k in range(stages + 1)]
     return 1 / max(
         max(
-            costs.compute_seconds(p, q, who.gflops),
+            costs.compute_seconds(p, q, who.gflops) + costs.fixed_seconds(p, q, parts=1),
             max(costs.sent_bytes(p, q), costs.received_bytes(p, q)) / who.bytes_per_s,
         )
         for who, p, q in zip(pool, points[:-1], points[1:], strict=True)

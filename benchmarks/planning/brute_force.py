@@ -17,11 +17,12 @@ Group = tuple[int, ...]
 
 
 def stage_seconds(
-    costs: CutCosts, provider: ProviderSpec, distance: int, training: TrainingMemory
+    costs: CutCosts, provider: ProviderSpec, distance: int, training: TrainingMemory, parts: int
 ) -> np.ndarray:
     """[p, q]: seconds per batch, infinite where the stage is not allowed or does not fit.
 
-    `distance` is 1 for the last stage of a pipeline, 2 for the one before, and so on.
+    `distance` is 1 for the last stage of a pipeline, 2 for the one before, and so on; `parts` are
+    the micro-batches of a batch.
     """
     points = costs.cut_points
     table = np.full((points, points), np.inf)
@@ -38,7 +39,8 @@ def stage_seconds(
             alone = p == 0 and q == points - 1
             link = 0.0 if alone else max(costs.sent_bytes(p, q), costs.received_bytes(p, q))
             compute_s = costs.compute_seconds(p, q, provider.gflops, recompute=again)
-            table[p, q] = max(compute_s, link / provider.bytes_per_s)
+            fixed_s = costs.fixed_seconds(p, q, parts)
+            table[p, q] = max(compute_s + fixed_s, link / provider.bytes_per_s)
     return table
 
 
@@ -47,7 +49,8 @@ def best_step_s(
 ) -> float:
     """Seconds per batch at the best of all cuts for this order; infinite if none fits."""
     stages, last = len(providers), costs.cut_points - 1
-    tables = [stage_seconds(costs, p, stages - k, training) for k, p in enumerate(providers)]
+    parts = training.division.parts(stages)
+    tables = [stage_seconds(costs, p, stages - k, training, parts) for k, p in enumerate(providers)]
     cuts = combinations(range(1, last), stages - 1)
     return min(
         (
@@ -63,10 +66,28 @@ def group_rates(
 ) -> dict[Group, float]:
     """Batches per second of every group in its best order; groups that do not fit are absent."""
     n = len(providers)
+    sizes: dict[int, set[int]] = {}
+    for stages in range(1, n + 1):
+        sizes.setdefault(training.division.parts(stages), set()).add(stages)
+    rates: dict[Group, float] = {}
+    for parts, alike in sizes.items():
+        rates |= _rates_of_sizes(costs, providers, training, parts, alike)
+    return rates
+
+
+def _rates_of_sizes(
+    costs: CutCosts,
+    providers: Sequence[ProviderSpec],
+    training: TrainingMemory,
+    parts: int,
+    sizes: set[int],
+) -> dict[Group, float]:
+    """The same of groups of these sizes, all of which divide batches into as many parts."""
+    n = len(providers)
     tables = {
-        (i, distance): stage_seconds(costs, providers[i], distance, training)
+        (i, distance): stage_seconds(costs, providers[i], distance, training, parts)
         for i in range(n)
-        for distance in range(1, n + 1)
+        for distance in range(1, max(sizes) + 1)
     }
     rates: dict[Group, float] = {}
 
@@ -75,9 +96,9 @@ def group_rates(
             table = tables[i, len(tail) + 1]
             longer = np.maximum(table, from_point).min(axis=1)
             group = tuple(sorted((i, *tail)))
-            if np.isfinite(longer[0]):
+            if np.isfinite(longer[0]) and len(group) in sizes:
                 rates[group] = max(rates.get(group, 0.0), 1 / float(longer[0]))
-            if np.isfinite(longer).any():
+            if np.isfinite(longer).any() and len(group) < max(sizes):
                 prepend((i, *tail), longer)
 
     at_end = np.full(costs.cut_points, np.inf)

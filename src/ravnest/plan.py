@@ -10,7 +10,7 @@ import msgspec
 
 PLAN_FORMAT = 1
 Role = Literal["Root", "Stem", "Leaf"]
-Limit = Literal["compute", "link"]
+Limit = Literal["compute", "link", "fixed"]
 
 
 def bytes_per_s(mbps: float) -> float:
@@ -92,14 +92,25 @@ class StagePlan(msgspec.Struct, frozen=True, kw_only=True):
     """Micro-batches that the provider's memory has room for."""
     recompute: bool = False
     """Activations are not kept for the backward but computed again, to fit into memory."""
+    fixed_s: float = 0.0
+    """What a batch takes besides, however little there is to compute."""
+    part_s: float = 0.0
+    """Of that, the share of each micro-batch."""
 
     @property
     def step_s(self) -> float:
-        return max(self.compute_s, self.link_s)
+        return max(self.busy_s, self.link_s)
+
+    @property
+    def busy_s(self) -> float:
+        """While it cannot begin anything else."""
+        return self.compute_s + self.fixed_s
 
     @property
     def limit(self) -> Limit:
-        return "compute" if self.compute_s >= self.link_s else "link"
+        if self.busy_s < self.link_s:
+            return "link"
+        return "compute" if self.compute_s >= self.fixed_s else "fixed"
 
 
 class ClusterPlan(msgspec.Struct, frozen=True, kw_only=True):
@@ -155,6 +166,8 @@ class ModelSummary(msgspec.Struct, frozen=True, kw_only=True):
     operators: int
     batch_size: int
     flops: int
+    fixed_s: float = 0.0
+    """What a batch takes on one machine alone, however fast it computes."""
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):

@@ -101,11 +101,16 @@ def cut_costs(
     flops = prefix(model.flops)
     crossing = crossing_bytes(model.tensors, n)
     trainable = distinct_bytes(model.weights, n)
+    updated = np.zeros(n)
+    for weight in model.weights:
+        updated[min(weight.users)] += 1
     owned = [Storage(weight.size, (min(weight.users),)) for weight in model.weights]
     return CutCosts(
         operator=at.astype(np.int64),
         compute_s=(flops / (REFERENCE_GFLOPS * 1e9))[at],
         forward_s=(flops / 3 / (REFERENCE_GFLOPS * 1e9))[at],
+        calls=3.0 * at,
+        updates=prefix(updated)[at],
         flops=flops[at],
         forward_bytes=crossing[at],
         entering_bytes=crossing[at],

@@ -18,7 +18,7 @@ from ravnest.rundir import RunDir
 from ravnest.stage.package import load_package
 
 BATCH = torch.rand(4, 32, generator=torch.Generator().manual_seed(1))
-SPEEDS = (0.02, 0.01, 0.015, 0.01, 0.01, 0.01)
+SPEEDS = (0.002, 0.001, 0.0015, 0.001, 0.001, 0.001)
 POOLS = {
     "1 provider": (1,),
     "2 providers": (2,),

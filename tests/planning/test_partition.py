@@ -68,6 +68,7 @@ def assert_sound(costs, providers, cut, training=TRAINING):
         again = needs_recomputing(costs, p, q, stage, stages, who, training)
         link = max(costs.sent_bytes(p, q), costs.received_bytes(p, q)) if stages > 1 else 0.0
         compute_s = costs.compute_seconds(p, q, who.gflops, recompute=again)
+        compute_s += costs.fixed_seconds(p, q, training.division.parts(stages))
         slowest = max(slowest, compute_s, link / who.bytes_per_s)
     assert cut.step_s == pytest.approx(slowest)
 
@@ -170,7 +171,8 @@ def test_one_stage_has_no_link():
     costs = random_costs(3, 12)
     alone = best_cut(costs, [provider(0, mbps=1e-3, memory_gb=64)], TRAINING)
     assert alone.points == (0, costs.cut_points - 1)
-    assert alone.step_s == pytest.approx(costs.compute_s[-1])
+    end = costs.cut_points - 1
+    assert alone.step_s == pytest.approx(costs.compute_s[-1] + costs.fixed_seconds(0, end, 1))
     assert best_cut(costs, [provider(0, memory_gb=0.001)], TRAINING) is None
 
 

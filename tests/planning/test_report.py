@@ -28,7 +28,7 @@ def provider(number, *, memory_gb=8.0, gflops=50.0):
     )
 
 
-def stage(index, stages, who, *, compute_s=0.5, link_s=0.1):
+def stage(index, stages, who, *, compute_s=0.5, link_s=0.1, fixed_s=0.0):
     role = "Root" if index == 0 else "Leaf" if index == stages - 1 else "Stem"
     return StagePlan(
         index=index,
@@ -44,6 +44,7 @@ def stage(index, stages, who, *, compute_s=0.5, link_s=0.1):
         received_bytes=3_000,
         tied_bytes=0,
         link_s=link_s,
+        fixed_s=fixed_s,
         in_flight=stages - index,
         memory=MemoryEstimate(
             weights=10**9,
@@ -102,11 +103,14 @@ def row_of(report, number):
 
 
 def test_every_figure_of_a_stage_is_there():
-    """Role, parameters, memory and its limit, both directions, both times: one row per provider."""
-    pair = [stage(0, 2, provider(3)), stage(1, 2, provider(1), compute_s=0.0125, link_s=2)]
+    """Role, parameters, memory and its limit, both directions, all times: one row per provider."""
+    pair = [
+        stage(0, 2, provider(3), fixed_s=0.0031),
+        stage(1, 2, provider(1), compute_s=0.0125, link_s=2),
+    ]
     report = render_report(plan([cluster(0, *pair)]))
     row = row_of(report, 3)
-    figures = ("10.0.0.3:8080", "Root", "1.5 M", "4.23 GB / 8 GB", "500 ms", "100 ms")
+    figures = ("10.0.0.3:8080", "Root", "1.5 M", "4.23 GB / 8 GB", "500 ms", "3.1 ms", "100 ms")
     for figure in figures:
         assert figure in row
     assert "2 MB + 3 kB" in row
@@ -122,12 +126,18 @@ def test_the_heading_sums_up_the_model():
 
 
 @pytest.mark.parametrize(
-    ("compute_s", "link_s", "limit"), [(0.5, 0.1, "computing"), (0.1, 0.5, "the link")]
+    ("compute_s", "fixed_s", "link_s", "limit"),
+    [
+        (0.5, 0.0, 0.1, "computing"),
+        (0.1, 0.0, 0.5, "the link"),
+        (0.3, 0.2, 0.4, "computing"),
+        (0.2, 0.3, 0.4, "the fixed costs"),
+    ],
 )
-def test_the_bottleneck_is_named_and_marked_once(compute_s, link_s, limit):
+def test_the_bottleneck_is_named_and_marked_once(compute_s, fixed_s, link_s, limit):
     stages = [
         stage(0, 3, provider(0), compute_s=0.01, link_s=0.01),
-        stage(1, 3, provider(1), compute_s=compute_s, link_s=link_s),
+        stage(1, 3, provider(1), compute_s=compute_s, fixed_s=fixed_s, link_s=link_s),
         stage(2, 3, provider(2), compute_s=0.02, link_s=0.02),
     ]
     report = render_report(plan([cluster(0, *stages)]))

@@ -97,6 +97,7 @@ def _micro_batches_in_flight(
         wanted = math.floor(beyond_s / pace_s + 0.5) + 1 + spare if pace_s > 0 else least
         found.append(least if k == stages - 1 else max(least, wanted))
         beyond_s += _compute_s(costs, layout, k, training) / parts
+        beyond_s += costs.fixed_seconds(points[k], points[k + 1], parts) / parts
         if k:
             beyond_s += _round_trip_s(costs, points[k], providers[k - 1 : k + 1], parts)
     return found[::-1]
@@ -152,6 +153,7 @@ def _stage_plan(
     start, stop = int(costs.operator[p]), int(costs.operator[q])
     owned = [name for name, home in study.homes.items() if start <= home < stop]
     parameters = [name for name in owned if study.held[name].kind == "parameter"]
+    parts = training.division.parts(stages)
     least = training.in_flight(stage, stages)
     with_one, with_two = (
         costs.memory(p, q, stage, stages, training, in_flight=held, recompute=again)
@@ -177,6 +179,8 @@ def _stage_plan(
         in_flight=in_flight,
         most_in_flight=most,
         recompute=again,
+        fixed_s=costs.fixed_seconds(p, q, parts),
+        part_s=costs.part_seconds(p, q),
         memory=memory,
     )
 
@@ -204,13 +208,14 @@ def _summary(study: Study, options: PlanOptions) -> ModelSummary:
         operators=len(study.train.ops),
         batch_size=study.train.batch_size,
         flops=int(costs.flops[-1]),
+        fixed_s=costs.alone_seconds(math.inf),
     )
 
 
 def _single_machine_seconds(costs: CutCosts, pool: Sequence[ProviderSpec]) -> float:
     """One batch on the pool's fastest machine, if it could hold the model."""
     fastest = max(provider.gflops for provider in pool)
-    return costs.compute_seconds(0, costs.cut_points - 1, fastest)
+    return costs.alone_seconds(fastest)
 
 
 def _fingerprint(study: Study, plan: Plan) -> str:
@@ -258,8 +263,11 @@ def _divided(cluster: ClusterPlan, parts: int) -> ClusterPlan:
         in_flight = min(stage.in_flight, most)
         fewer = 1.0 if stage.recompute else in_flight / stage.in_flight
         activations = int(stage.memory.activations * larger * fewer)
-        memory = msgspec.structs.replace(stage.memory, activations=activations)
-        stages.append(
-            msgspec.structs.replace(stage, in_flight=in_flight, most_in_flight=most, memory=memory)
-        )
+        changed = {
+            "in_flight": in_flight,
+            "most_in_flight": most,
+            "memory": msgspec.structs.replace(stage.memory, activations=activations),
+            "fixed_s": stage.fixed_s - (cluster.micro_batches - parts) * stage.part_s,
+        }
+        stages.append(msgspec.structs.replace(stage, **changed))
     return msgspec.structs.replace(cluster, stages=tuple(stages), micro_batches=parts)

@@ -2,9 +2,16 @@
 
 from collections.abc import Mapping
 
-from ravnest.plan import ClusterPlan, Plan, ProviderSpec, StagePlan
+from ravnest.plan import ClusterPlan, Limit, Plan, ProviderSpec, StagePlan
+from ravnest.planning.costing.fixed import PART_S
 from ravnest.planning.figures import count, duration, flop, plain, quantity, rate, size
 from ravnest.planning.nodes import param_addresses, rings_of
+
+_LIMITS: dict[Limit, str] = {
+    "compute": "computing",
+    "link": "the link",
+    "fixed": "the fixed costs",
+}
 
 SEPARATOR = "-" * 72
 """Printed between the blocks of the nodes, which programs read, and the report for people."""
@@ -63,14 +70,13 @@ def _called(provider: ProviderSpec, names: Mapping[int, str]) -> tuple[str, str]
 
 def _cluster_lines(cluster: ClusterPlan, names: Mapping[int, str]) -> list[str]:
     slowest = cluster.bottleneck
-    limit = "computing" if slowest.limit == "compute" else "the link"
     heading = (
         f"Cluster {cluster.id}: {rate(1 / cluster.step_s)}, "
-        f"limited by {limit} of {_called(slowest.provider, names)[0]}"
+        f"limited by {_LIMITS[slowest.limit]} of {_called(slowest.provider, names)[0]}"
     )
     header = (
         "provider", "node" if names else "address", "role", "parameters", "memory / limit",
-        "sent + received per batch", "compute", "link", "",
+        "sent + received per batch", "compute", "fixed", "link", "",
     )  # fmt: skip
     alone = len(cluster.stages) == 1
     rows = [_stage_row(stage, names, stage is slowest, alone) for stage in cluster.stages]
@@ -88,6 +94,7 @@ def _stage_row(
         f"{size(stage.memory.total)} / {size(provider.memory_bytes)}",
         f"{size(stage.sent_bytes)} + {size(stage.received_bytes)}",
         duration(stage.compute_s),
+        duration(stage.fixed_s),
         duration(stage.link_s),
         "<- bottleneck" if slowest else "",
     )
@@ -139,18 +146,26 @@ def verdict(plan: Plan) -> str:
         answer = f"Verdict: no faster than one machine: {figures}."
     else:
         answer = f"Verdict: {plain(1 / ratio, 2)}x SLOWER than one machine: {figures}."
-    whole_copies = alone * sum(one.gflops for one in able) / fastest
+    computing_s = fastest * (plan.single_machine_s - plan.model.fixed_s)
+    whole_copies = sum(1 / (computing_s / one.gflops + plan.model.fixed_s + PART_S) for one in able)
     return "\n".join([answer, *(f"  {line}" for line in _advice(plan, able, whole_copies, fits))])
 
 
 def _advice(plan: Plan, able: list[ProviderSpec], whole_copies: float, fits: bool) -> list[str]:
     """What would change the verdict; `whole_copies` is the rate of `able`, one model on each."""
     lines = []
-    if {cluster.bottleneck.limit for cluster in plan.clusters} == {"link"}:
+    limits = {cluster.bottleneck.limit for cluster in plan.clusters}
+    if limits == {"link"}:
         lines.append(
             "The links are the limit: a batch takes longer to send than to compute. Faster links "
             "help, and so does a wider model: twice the width, twice the traffic, four times the "
             "computing."
+        )
+    elif limits == {"fixed"}:
+        lines.append(
+            "The fixed costs are the limit: passing micro-batches on and starting operators takes "
+            "longer than computing, on however fast a machine. The model is too small to be worth "
+            "dividing; a larger batch or a wider model would make more of the pool."
         )
     else:
         lines.append("Computing is the limit: faster providers, or fewer slow ones, would help.")

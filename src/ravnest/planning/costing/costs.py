@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ravnest.plan import MemoryEstimate
+from ravnest.planning.costing.fixed import BORDER_S, CALL_S, PART_S, UPDATE_S
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
@@ -88,9 +89,15 @@ class CutCosts:
     operator: Ints
     """operator[p]: how many operators of the train graph come before cut point p."""
     compute_s: Floats
-    """compute_s[p]: seconds of forward+backward before p, at REFERENCE_GFLOPS (a prefix sum)."""
+    """compute_s[p]: seconds of forward+backward before p, at REFERENCE_GFLOPS, without the time it
+    takes to call them (a prefix sum)."""
     forward_s: Floats
     """forward_s[p]: the forward's share of compute_s."""
+    calls: Floats
+    """calls[p]: calls of operators before p, forward and backward, of every micro-batch (a prefix
+    sum)."""
+    updates: Floats
+    """updates[p]: trainable tensors at home before p (a prefix sum)."""
     flops: Floats
     """flops[p]: forward+backward FLOPs before p (a prefix sum)."""
     forward_bytes: Floats
@@ -211,3 +218,32 @@ class CutCosts:
         if recompute:
             seconds += self.forward_s[q] - self.forward_s[p]
         return float(seconds) * REFERENCE_GFLOPS / gflops
+
+    def part_seconds(self, p: int, q: int) -> float:
+        """What every micro-batch costs the stage p … q, however small it is (see `fixed`)."""
+        borders = (p > 0) + (q < self.cut_points - 1)
+        return float(self.calls[q] - self.calls[p]) * CALL_S + PART_S + borders * BORDER_S
+
+    def fixed_seconds(self, p: int, q: int, parts: int) -> float:
+        """The same for a batch of so many micro-batches, the update included."""
+        updates = float(self.updates[q] - self.updates[p])
+        return parts * self.part_seconds(p, q) + updates * UPDATE_S
+
+    def least_fixed_seconds(self, stages: int, parts: int) -> float:
+        """What no stage of a pipeline of so many can do without."""
+        return parts * (PART_S + (BORDER_S if stages > 1 else 0.0))
+
+    def fixed_table(self, parts: int, rows: slice, columns: slice) -> Floats:
+        """`fixed_seconds` of all stages that start in `rows` and stop in `columns`."""
+        last = self.cut_points - 1
+        before = parts * CALL_S * self.calls + UPDATE_S * self.updates
+        at = np.arange(self.cut_points)
+        starting = parts * BORDER_S * (at > 0) - before
+        stopping = parts * BORDER_S * (at < last) + before
+        table: Floats = starting[rows][:, None] + stopping[columns] + parts * PART_S
+        return table
+
+    def alone_seconds(self, gflops: float) -> float:
+        """A batch on one machine that trains the whole model by itself, without Ravnest."""
+        end = self.cut_points - 1
+        return self.compute_seconds(0, end, gflops) + self.fixed_seconds(0, end, 1) - PART_S

@@ -16,13 +16,12 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from ravnest.planning.capture.program import Held, ModuleCall, Op, Program, Value, map_references
 from ravnest.planning.costing.costs import REFERENCE_GFLOPS
+from ravnest.planning.costing.fixed import BACKWARD_CALLS, CALL_S
 from ravnest.planning.costing.probe import Arguments, Probe, run
 from ravnest.planning.cutting.analysis import example_bytes, size_hint
 from ravnest.stage.operators import operator_name
 
 REFERENCE_MEMORY_GB_PER_S = 10.0
-_CALL_S = 1e-5
-"""Seconds torch needs to call one operator, whatever its size, on the reference machine."""
 
 
 @dataclass(frozen=True)
@@ -32,7 +31,7 @@ class OpCost:
     forward_flops: int
     backward_flops: int
     seconds: float
-    """Forward and backward on the reference machine."""
+    """Forward and backward on the reference machine, without the calls themselves."""
     forward_s: float
     """The forward's share of them."""
     kept_arguments: tuple[int, ...]
@@ -41,6 +40,8 @@ class OpCost:
     kept_bytes: int
     """Further storages autograd keeps: masks, statistics, casts."""
     working_bytes: int
+    calls: int = 0
+    """Calls of torch, forward and backward, that take their time whatever the size."""
 
 
 def profile(program: Program, *, gradients: set[int], foreign: bool = False) -> list[OpCost]:
@@ -56,7 +57,7 @@ def profile(program: Program, *, gradients: set[int], foreign: bool = False) -> 
             key = _signature(op, program, gradients)
             if key not in known:
                 known[key] = _probe_fake(op, program, gradients)
-            costs.append(_price(op, program, known[key]))
+            costs.append(_price(op, program, known[key], gradients))
     return costs
 
 
@@ -75,7 +76,8 @@ def profile_modules(
             values[op.out] = timed.results
             costs.append(
                 replace(
-                    _price(op, program, counted),
+                    _price(op, program, counted, gradients),
+                    calls=0,  # those inside of it are not known; their time is in the seconds
                     seconds=timed.seconds * scale,
                     forward_s=timed.forward_s * scale,
                 )
@@ -116,8 +118,8 @@ def refine(
             refined.append(
                 replace(
                     cost,
-                    seconds=probe.seconds * scale,
-                    forward_s=probe.forward_s * scale,
+                    seconds=max(probe.seconds - cost.calls * CALL_S, 0.0) * scale,
+                    forward_s=max(probe.forward_s - min(cost.calls, 1) * CALL_S, 0.0) * scale,
                     kept_arguments=arguments,
                     keeps_result=keeps_result,
                     kept_bytes=own,
@@ -199,7 +201,7 @@ def _probe_fake(op: Op, program: Program, gradients: set[int]) -> Probe:
         return Probe((0, 0), (everything, True, 0), 0.0, 0.0, None)
 
 
-def _price(op: Op, program: Program, probe: Probe) -> OpCost:
+def _price(op: Op, program: Program, probe: Probe, gradients: set[int]) -> OpCost:
     forward, backward = probe.flops
     arguments, keeps_result, own = probe.kept
     moved = 0 if _is_view(op) else _touched_bytes(op, program)
@@ -215,13 +217,20 @@ def _price(op: Op, program: Program, probe: Probe) -> OpCost:
         keeps_result=keeps_result,
         kept_bytes=own,
         working_bytes=moved,
+        calls=_calls(op, gradients),
     )
+
+
+def _calls(op: Op, gradients: set[int]) -> int:
+    """Of torch, in forward and backward; views are called too, Python's own functions are not."""
+    if getattr(op.target, "_schema", None) is None:
+        return 0
+    return 1 + (BACKWARD_CALLS if op.out in gradients else 0)
 
 
 def _roofline(flops: float, moved: float) -> float:
     """The slower of computing and moving bytes decides; both at the reference machine."""
-    limit = max(flops / (REFERENCE_GFLOPS * 1e9), moved / (REFERENCE_MEMORY_GB_PER_S * 1e9))
-    return limit + (_CALL_S if limit > 0 else 0.0)
+    return max(flops / (REFERENCE_GFLOPS * 1e9), moved / (REFERENCE_MEMORY_GB_PER_S * 1e9))
 
 
 def _is_view(op: Op) -> bool:

@@ -51,6 +51,8 @@ def build_tables(
         operator=operators,
         compute_s=seconds[operators],
         forward_s=_prefix([cost.forward_s for cost in costs])[operators],
+        calls=_prefix([cost.calls for cost in costs])[operators],
+        updates=_prefix(_updated_tensors(program, homes))[operators],
         flops=_prefix([c.forward_flops + c.backward_flops for c in costs])[operators],
         forward_bytes=np.where(inner, forward[operators], 0.0),
         entering_bytes=np.where(operators > 0, forward[operators], _input_bytes(program, facts)),
@@ -87,7 +89,16 @@ def _update_seconds(program: Program, homes: Mapping[str, int]) -> Floats:
     return seconds
 
 
-def _prefix(values: Sequence[float]) -> Floats:
+def _updated_tensors(program: Program, homes: Mapping[str, int]) -> Ints:
+    """For every operator, how many tensors the optimizer steps that are at home there."""
+    counts = np.zeros(len(program.ops), dtype=np.int64)
+    for name, tensor in program.held.items():
+        if tensor.trainable and name == tensor.name and name in homes:
+            counts[homes[name]] += 1
+    return counts
+
+
+def _prefix(values: Sequence[float] | Ints) -> Floats:
     return np.concatenate([[0.0], np.cumsum(np.asarray(values, dtype=np.float64))])
 
 

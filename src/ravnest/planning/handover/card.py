@@ -74,6 +74,7 @@ class Measured(Strict, frozen=True, kw_only=True):
     keeps_result: bool = False
     kept_bytes: Amount = 0
     working_bytes: Amount = 0
+    calls: Annotated[int, Meta(ge=0, le=1000)] = 0
 
 
 class ModeOutline(Strict, frozen=True, kw_only=True):

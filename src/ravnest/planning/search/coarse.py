@@ -66,6 +66,8 @@ def _restrict(costs: CutCosts, points: Ints) -> CoarseCosts:
             operator=costs.operator[points],
             compute_s=costs.compute_s[points],
             forward_s=costs.forward_s[points],
+            calls=costs.calls[points],
+            updates=costs.updates[points],
             flops=costs.flops[points],
             forward_bytes=costs.forward_bytes[points],
             entering_bytes=costs.entering_bytes[points],

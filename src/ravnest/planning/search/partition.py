@@ -1,10 +1,11 @@
 """Where to cut the model for providers whose order is already decided.
 
 Stage k of an ordered cluster runs from cut point p to cut point q. Its seconds per batch are the
-larger of its compute and its link. A stage that exceeds its provider's memory computes its
-activations again in the backward, which costs another forward; if that does not fit either, it
-costs infinity. The pipeline is as fast as its slowest stage. So the best cut is a shortest path in
-which lengths combine by maximum, found exactly by a dynamic programme over cut points:
+larger of its compute, with what its micro-batches cost however small they are (`fixed`), and its
+link. A stage that exceeds its provider's memory computes its activations again in the backward,
+which costs another forward; if that does not fit either, it costs infinity. The pipeline is as fast
+as its slowest stage. So the best cut is a shortest path in which lengths combine by maximum, found
+exactly by a dynamic programme over cut points:
 
     least[k + 1][q] = min over p of max(least[k][p], seconds[k][p, q])
 
@@ -111,7 +112,8 @@ class StageTables:
     """Prices of all stages that start in `rows` and stop in `columns`, for any provider.
 
     The memory of a stage depends on its distance from the end of the pipeline only (1 for the last
-    stage): that is how many micro-batches it holds. The number of stages before it is irrelevant.
+    stage): that is how many micro-batches it holds. Of the number of stages in all depends, by the
+    number of micro-batches in a batch, what they cost however small they are.
 
     All tables are stored column by column (stops in rows of memory): see `pricing`.
     """
@@ -129,6 +131,7 @@ class StageTables:
         self._memory: dict[int, Floats] = {}
         self._memory_again: dict[int, Floats] = {}
         self._most_memory: dict[int, float] = {}
+        self._fixed_s: dict[int, Singles] = {}
         compute = costs.compute_s[columns] - costs.compute_s[rows][:, None]
         self.unit_s = (compute * REFERENCE_GFLOPS).astype(np.float32, order="F")
         """Seconds at 1 GFLOP/s; infinite where no stage may run."""
@@ -138,6 +141,14 @@ class StageTables:
         """What a second forward takes at 1 GFLOP/s."""
         self.link_bytes = _link_bytes(costs, rows, columns).astype(np.float32, order="F")
         """Bytes per step over the stage's link, in its busier direction."""
+
+    def fixed_s(self, stages: int) -> Singles:
+        """Seconds that computing takes longer in a pipeline of so many stages, at any speed."""
+        parts = self.training.division.parts(stages)
+        if parts not in self._fixed_s:
+            table = self.costs.fixed_table(parts, self._rows, self._columns)
+            self._fixed_s[parts] = table.astype(np.float32, order="F")
+        return self._fixed_s[parts]
 
     def memory(self, distance: int) -> Floats:
         """Bytes each stage needs, `distance` stages from the end of the pipeline."""
@@ -173,11 +184,19 @@ class StageTables:
         )
 
     def seconds(
-        self, provider: ProviderSpec, distance: int, rows: slice = ALL, columns: slice = ALL
+        self,
+        provider: ProviderSpec,
+        distance: int,
+        stages: int,
+        rows: slice = ALL,
+        columns: slice = ALL,
     ) -> Singles:
-        """Seconds per batch of each stage on this provider; infinite where it does not fit."""
+        """Seconds per batch of each stage on this provider, so far from the end of so many stages;
+        infinite where it does not fit."""
         slowness = np.float32(1 / max(provider.gflops, SLOWEST))
+        fixed_s = self.fixed_s(stages)[rows, columns]
         seconds: Singles = self.unit_s[rows, columns] * slowness
+        seconds += fixed_s
         link_s = self.link_bytes[rows, columns] * np.float32(1 / max(provider.bytes_per_s, SLOWEST))
         np.maximum(seconds, link_s, out=seconds)
         memory = self.memory(distance)
@@ -187,6 +206,7 @@ class StageTables:
                 np.putmask(seconds.T, too_large.T, np.inf)
             elif too_large.any():
                 again = (self.unit_s[rows, columns] + self.again_s[rows, columns]) * slowness
+                again += fixed_s
                 np.maximum(again, link_s, out=again)
                 hopeless = self.memory_again(distance)[rows, columns] > provider.memory_bytes
                 np.putmask(again.T, hopeless.T, np.inf)
@@ -237,7 +257,7 @@ def best_cut(
     stages, last = len(providers), costs.cut_points - 1
     layers = [slice(0, 1), *[slice(1, last)] * (stages - 1), slice(last, last + 1)]
     seconds = [
-        tables.seconds(provider, stages - k, layers[k], layers[k + 1])
+        tables.seconds(provider, stages - k, stages, layers[k], layers[k + 1])
         for k, provider in enumerate(providers)
     ]
     traffic = [tables.sent_bytes[layers[k], layers[k + 1]] for k in range(stages)]
@@ -266,7 +286,7 @@ def refine(
     layers = _windows(coarse.points, cut.points, reach, width)
     blocks = [StageTables(full, training, layers[k], layers[k + 1]) for k in range(stages)]
     seconds = [
-        block.seconds(provider, stages - k)
+        block.seconds(provider, stages - k, stages)
         for k, (block, provider) in enumerate(zip(blocks, providers, strict=True))
     ]
     chosen = _choose(seconds, [block.sent_bytes for block in blocks], tolerance)
@@ -295,11 +315,12 @@ def _as_cut(
     """Translate positions within layers to cut points, and price them in double precision."""
     points = tuple(layer.start + at for layer, at in zip(layers, chosen, strict=True))
     step_s = 0.0
+    parts = training.division.parts(len(providers))
     for k, provider in enumerate(providers):
         p, q = points[k : k + 2]
         again = recomputes(costs, points, k, provider, training)
         compute_s = costs.compute_seconds(p, q, max(provider.gflops, SLOWEST), recompute=again)
-        step_s = max(step_s, compute_s)
+        step_s = max(step_s, compute_s + costs.fixed_seconds(p, q, parts))
         if len(providers) > 1:
             link = max(costs.sent_bytes(p, q), costs.received_bytes(p, q))
             step_s = max(step_s, link / max(provider.bytes_per_s, SLOWEST))

@@ -6,7 +6,8 @@ things make the answer cheap.
 - Providers with equal figures are one *kind*; clusters are tuples of kinds, priced once.
 - The programme of `partition` runs from the last stage to the first. A stage's memory depends on
   its distance from the end only, so the vector "fastest way from cut point p to the end of the
-  model" of a tail of providers serves every cluster that ends in that tail.
+  model" of a tail of providers serves every cluster that ends in that tail and divides its batches
+  into as many micro-batches.
 - A change in the middle of a long pipeline leaves both its ends as they were: the vectors of a
   cluster are kept from the front as well, and one table in between joins the two.
 
@@ -47,9 +48,10 @@ class Prices:
         last = tables.costs.cut_points - 1
         self._first_row, self._last_column = slice(0, 1), slice(last, last + 1)
         self._rows: dict[tuple[int, int], Singles] = {}
-        self._blocks: dict[tuple[int, int], Singles] = {}
+        self._blocks: dict[tuple[int, int, int], Singles] = {}
         self._kept_blocks = max(8, TABLE_BYTES // (4 * (last + 1) ** 2))
-        self._tails: dict[Order, Singles] = {}
+        self._tails: dict[tuple[int, Order], Singles] = {}
+        self._known_parts: list[int] = [1]
         self._heads: dict[tuple[int, Order], Singles] = {}
         self._steps: dict[Order, float] = {}
         self._demand: dict[int, list[int]] = {}
@@ -75,7 +77,11 @@ class Prices:
     def ceiling(self, order: Sequence[int]) -> float:
         """Batches per second that no cut of this cluster can exceed, in any order."""
         speed = sum([self._speed[kind] for kind in order])
+        speed = 1 / (1 / max(speed, SLOWEST) + self._least_fixed_s(len(order)))
         return speed if len(order) == 1 else min(speed, min([self._cap[kind] for kind in order]))
+
+    def _least_fixed_s(self, stages: int) -> float:
+        return self._tables.costs.least_fixed_seconds(stages, self._parts(stages))
 
     def could_fit(self, members: Sequence[int]) -> bool:
         """False if these providers together have less memory than the model needs at least."""
@@ -120,7 +126,7 @@ class Prices:
         """How many times faster this cluster would be if one of its providers were perfect."""
         stages = len(order)
         before = self.head(order[:at], stages) if at else None
-        after = self.tail(order[at + 1 :]) if at + 1 < stages else None
+        after = self.tail(order[at + 1 :], stages) if at + 1 < stages else None
         if before is None or after is None:
             ends = before if after is None else after
             fastest = 0.0 if ends is None else float(ends.min())
@@ -132,9 +138,9 @@ class Prices:
     def with_guest(self, order: Order, place: int, guest: ProviderSpec) -> float:
         """Seconds per batch if a provider from outside the pool joins at this place."""
         stages = len(order) + 1
-        seconds = self._tables.seconds(guest, stages - place)
+        seconds = self._tables.seconds(guest, stages - place, stages)
         if place < len(order):
-            seconds = np.maximum(seconds, self.tail(order[place:])).min(axis=1)
+            seconds = np.maximum(seconds, self.tail(order[place:], stages)).min(axis=1)
         else:
             seconds = seconds[:, -1]
         return float(
@@ -145,11 +151,19 @@ class Prices:
         stages = len(order)
         self.priced += 1
         if stages == 1:
-            return float(self.tail(order)[0])
+            return float(self.tail(order, 1)[0])
         known = 1
         while known < stages - 1 and (stages, order[: known + 1]) in self._heads:
             known += 1
-        return float(np.maximum(self.head(order[:known], stages), self.tail(order[known:])).min())
+        tail = self.tail(order[known:], stages)
+        return float(np.maximum(self.head(order[:known], stages), tail).min())
+
+    def _parts(self, stages: int) -> int:
+        """Micro-batches in a batch of a pipeline of so many stages."""
+        while len(self._known_parts) <= stages:
+            parts = self._tables.training.division.parts(len(self._known_parts))
+            self._known_parts.append(parts)
+        return self._known_parts[stages]
 
     def head(self, order: Order, stages: int) -> Singles:
         """[q]: seconds of the slowest stage if these run from the start to cut point q.
@@ -162,7 +176,8 @@ class Prices:
         if known is None:
             before = self.head(order[:-1], stages)
             # Blocks are stored stop x start.
-            np.maximum(self._block(order[-1], stages - len(order) + 1), before, out=self._work)
+            block = self._block(order[-1], stages - len(order) + 1, stages)
+            np.maximum(block, before, out=self._work)
             known = self._work.min(axis=1)
             self.priced += self._weight
             if len(self._heads) > REMEMBERED:
@@ -170,49 +185,54 @@ class Prices:
             self._heads[stages, order] = known
         return known
 
-    def tail(self, order: Order) -> Singles:
-        """[p]: seconds of the slowest stage if these providers run from cut point p to the end."""
-        known = self._tails.get(order)
+    def tail(self, order: Order, stages: int) -> Singles:
+        """[p]: seconds of the slowest stage if these run from cut point p to the end.
+
+        They are the last of `stages` providers.
+        """
+        parts = self._parts(stages)
+        known = self._tails.get((parts, order))
         if known is not None:
             return known
         if len(self._tails) > REMEMBERED:
             self._tails.clear()
         start = 1
-        while start < len(order) and order[start:] not in self._tails:
+        while start < len(order) and (parts, order[start:]) not in self._tails:
             start += 1
-        tail = self._tails[order[start:]] if start < len(order) else None
+        tail = self._tails[parts, order[start:]] if start < len(order) else None
         for at in range(start - 1, -1, -1):
-            tail = self._prepend(order[at], len(order) - at, tail)
-            self._tails[order[at:]] = tail
+            tail = self._prepend(order[at], len(order) - at, stages, tail)
+            self._tails[parts, order[at:]] = tail
         assert tail is not None
         return tail
 
-    def _prepend(self, kind: int, distance: int, tail: Singles | None) -> Singles:
+    def _prepend(self, kind: int, distance: int, stages: int, tail: Singles | None) -> Singles:
         if tail is None:
             self.priced += 1
-            column = self._tables.seconds(self.kinds[kind], 1, columns=self._last_column)
+            column = self._tables.seconds(self.kinds[kind], 1, stages, columns=self._last_column)
             return column[:, 0].copy()
         self.priced += self._weight
-        np.maximum(self._block(kind, distance), tail[:, None], out=self._work)
+        np.maximum(self._block(kind, distance, stages), tail[:, None], out=self._work)
         shortest: Singles = self._work.min(axis=0)
         return shortest
 
-    def _row(self, kind: int, distance: int) -> Singles:
-        key = kind, distance
+    def _row(self, kind: int, stages: int) -> Singles:
+        key = kind, stages
         row = self._rows.get(key)
         if row is None:
-            row = self._tables.seconds(self.kinds[kind], distance, rows=self._first_row)[0]
+            who = self.kinds[kind]
+            row = self._tables.seconds(who, stages, stages, rows=self._first_row)[0]
             self._rows[key] = row
         return row
 
-    def _block(self, kind: int, distance: int) -> Singles:
+    def _block(self, kind: int, distance: int, stages: int) -> Singles:
         """Seconds of every stage, stop x start: minima over stops are then along memory."""
-        key = kind, distance
+        key = kind, distance, self._parts(stages)
         block = self._blocks.get(key)
         if block is None:
             if len(self._blocks) >= self._kept_blocks:
                 self._blocks.clear()
-            block = self._tables.seconds(self.kinds[kind], distance).T
+            block = self._tables.seconds(self.kinds[kind], distance, stages).T
             self._blocks[key] = block
             self.priced += 2 * self._weight
         return block
@@ -254,8 +274,10 @@ class Prices:
     def _promising(self, free: Order, tail: Order, best_s: float) -> bool:
         """Whether the free providers together could be fast enough in front of this tail."""
         gflops = sum([self.kinds[kind].gflops for kind in free])
+        stages = len(free) + len(tail)
         compute_s = self._unit_s * np.float32(1 / max(gflops, SLOWEST))
-        return bool(np.maximum(compute_s, self.tail(tail)).min() < best_s)
+        compute_s += np.float32(self._least_fixed_s(stages))
+        return bool(np.maximum(compute_s, self.tail(tail, stages)).min() < best_s)
 
 
 def _picks(free: Order) -> Iterator[tuple[int, Order]]:

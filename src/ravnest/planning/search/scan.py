@@ -49,10 +49,9 @@ class Scanner:
         self._unit_s = tables.unit_s[starts, stops]
         self._again_s = tables.again_s[starts, stops]
         self._link = tables.link_bytes[starts, stops]
-        self._usual_s = np.maximum(
-            self._unit_s * np.median(self._slowness), self._link * np.median(self._per_byte)
-        )
-        self._ends: dict[int, Singles] = {}
+        self._fixed: dict[int, tuple[Singles, Singles]] = {}
+        self._firsts: dict[int, Singles] = {}
+        self._lasts: dict[int, Singles] = {}
         self._needs: dict[int, tuple[Singles, Singles | None]] = {}
         self._work = np.empty((3, max(STAGES_TRIED, len(tables.unit_s)), len(kinds)), np.float32)
         self._kept: dict[tuple[Order, int], Singles] = {}
@@ -74,23 +73,36 @@ class Scanner:
         if stages == 1:
             steps = self._first(1)[-1]
         elif place == 0:
-            steps = np.maximum(self._first(stages), self._prices.tail(order)[:, None]).min(axis=0)
+            steps = np.maximum(self._first(stages), self._prices.tail(order, stages)[:, None])
+            steps = steps.min(axis=0)
         elif place == len(order):
             head = self._prices.head(order, stages)
-            steps = np.maximum(self._last(), head[:, None]).min(axis=0)
+            steps = np.maximum(self._last(stages), head[:, None]).min(axis=0)
         else:
             head = self._prices.head(order[:place], stages)
-            tail = self._prices.tail(order[place:])
-            steps = self._between(head, tail, stages - place)
+            tail = self._prices.tail(order[place:], stages)
+            steps = self._between(head, tail, stages - place, stages)
         rates: Singles = 1 / np.maximum(steps, np.float32(SLOWEST))
         rates[steps >= LARGEST] = 0
         return rates
 
-    def _between(self, head: Singles, tail: Singles, distance: int) -> Singles:
+    def _overheads(self, stages: int) -> tuple[Singles, Singles]:
+        """For every possible stage, what its micro-batches cost however small they are, and how
+        long it takes on a usual provider."""
+        parts = self._tables.training.division.parts(stages)
+        if parts not in self._fixed:
+            fixed_s = self._tables.fixed_s(stages)[self._starts, self._stops]
+            computing_s = self._unit_s * np.median(self._slowness) + fixed_s
+            usual_s = np.maximum(computing_s, self._link * np.median(self._per_byte))
+            self._fixed[parts] = fixed_s, usual_s
+        return self._fixed[parts]
+
+    def _between(self, head: Singles, tail: Singles, distance: int, stages: int) -> Singles:
         given = np.maximum(head[self._starts], tail[self._stops])
+        fixed_s, usual_s = self._overheads(stages)
         tried = np.flatnonzero(given < LARGEST)
         if len(tried) > STAGES_TRIED:
-            usual = np.maximum(given, self._usual_s)[tried]
+            usual = np.maximum(given, usual_s)[tried]
             tried = tried[np.argpartition(usual, STAGES_TRIED)[:STAGES_TRIED]]
         if len(tried) == 0:
             return np.full(len(self._room), np.inf, dtype=np.float32)
@@ -99,6 +111,7 @@ class Scanner:
         kept, again = self._needs[distance]
         steps = self._seconds(
             self._unit_s[tried],
+            fixed_s[tried],
             self._link[tried],
             kept[tried],
             None if again is None else (self._again_s[tried], again[tried]),
@@ -122,6 +135,7 @@ class Scanner:
     def _seconds(
         self,
         unit_s: Singles,
+        fixed_s: Singles,
         link: Singles,
         needs: Singles,
         again: tuple[Singles, Singles] | None,
@@ -133,11 +147,13 @@ class Scanner:
         seconds: Singles = self._work[0, : len(unit_s)]
         other = self._work[1, : len(unit_s)]
         np.multiply(unit_s[:, None], self._slowness, out=seconds)
+        np.add(seconds, fixed_s[:, None], out=seconds)
         np.subtract(needs[:, None], self._room, out=other)
         np.maximum(seconds, other, out=seconds)
         if again is not None:
             twice = self._work[2, : len(unit_s)]
             np.multiply((unit_s + again[0])[:, None], self._slowness, out=twice)
+            np.add(twice, fixed_s[:, None], out=twice)
             np.subtract(again[1][:, None], self._room, out=other)
             np.maximum(twice, other, out=twice)
             np.minimum(seconds, twice, out=seconds)
@@ -147,23 +163,28 @@ class Scanner:
 
     def _first(self, stages: int) -> Singles:
         """[q, kind]: seconds of the first of `stages` stages if it stops at q."""
-        if stages not in self._ends:
+        if stages not in self._firsts:
             tables = self._tables
             kept, again = self._ranks(0, stages)
             seconds = self._seconds(
                 tables.unit_s[0],
+                tables.fixed_s(stages)[0],
                 tables.link_bytes[0],
                 kept,
                 None if again is None else (tables.again_s[0], again),
             )
-            self._ends[stages] = seconds.copy()
-        return self._ends[stages]
+            self._firsts[stages] = seconds.copy()
+        return self._firsts[stages]
 
-    def _last(self) -> Singles:
-        """[p, kind]: seconds of the last stage if it starts at p."""
-        if 0 not in self._ends:
+    def _last(self, stages: int) -> Singles:
+        """[p, kind]: seconds of the last of `stages` stages if it starts at p."""
+        parts = self._tables.training.division.parts(stages)
+        if parts not in self._lasts:
             tables = self._tables
             needs, _ = self._ranks((slice(None), -1), 1)
-            seconds = self._seconds(tables.unit_s[:, -1], tables.link_bytes[:, -1], needs, None)
-            self._ends[0] = seconds.copy()
-        return self._ends[0]
+            fixed_s = tables.fixed_s(stages)[:, -1]
+            seconds = self._seconds(
+                tables.unit_s[:, -1], fixed_s, tables.link_bytes[:, -1], needs, None
+            )
+            self._lasts[parts] = seconds.copy()
+        return self._lasts[parts]
