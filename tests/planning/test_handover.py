@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import numpy as np
 import pytest
 import torch
 from handed import assert_same, hand_over, packages, pool
@@ -203,6 +204,37 @@ def test_what_a_real_pass_has_measured_arrives(tmp_path):
     assert_same(owners, study_package(tmp_path / "model"))
     predicted = study(seeded(Mlp), (BATCH,))
     assert owners.costs.compute_s[-1] != predicted.costs.compute_s[-1]
+
+
+@pytest.mark.parametrize(("kind", "example"), [(Mlp, BATCH), (Mixed, WORDS)])
+def test_costs_can_be_for_another_batch_size_than_the_examples(tmp_path, kind, example):
+    write_model(tmp_path / "model", study(seeded(kind), (example[:2],)))
+    larger = torch.cat([example] * 10)[:48]
+    owners, taken = (
+        study(seeded(kind), (larger,)),
+        study_package(tmp_path / "model", rows=len(larger)),
+    )
+    assert taken.train.batch_size == 48
+    for name, expected in vars(owners.costs).items():
+        np.testing.assert_allclose(getattr(taken.costs, name), expected, rtol=1e-9, err_msg=name)
+
+
+def test_measured_costs_grow_with_the_batch(tmp_path):
+    owners = study(seeded(Mlp), (BATCH,), pass_data=True)
+    write_model(tmp_path / "model", owners)
+    taken = study_package(tmp_path / "model", rows=10 * len(BATCH))
+    # All but the optimizer's step and the reading of weights.
+    assert 9 < taken.costs.compute_s[-1] / owners.costs.compute_s[-1] < 10
+
+
+def test_a_model_whose_batches_are_fixed_keeps_its_costs(tmp_path):
+    class Fixed(Mlp):
+        def forward(self, x):
+            return super().forward(x.reshape(6, 32))
+
+    handed = hand_over(seeded(Fixed), (BATCH,), tmp_path / "model")
+    assert handed.taken.train.batch_size == 6
+    assert_same(handed.owners, study_package(tmp_path / "model", rows=48))
 
 
 def test_nothing_of_the_owners_program_is_needed(tmp_path):

@@ -62,7 +62,9 @@ def plan(order: PlanOrder, folder: Path) -> PlanOutcome:
         optimizer_factor=optimizer_memory(optimizer),
     )
     weights = Path(order.weights) if order.weights else None
-    studied = study_package(Path(order.model), weights=weights)
+    # How many rows a script takes at a time is not known.
+    rows = spec.training.batch_size if spec.recipe is not None else None
+    studied = study_package(Path(order.model), weights=weights, rows=rows)
     run = RunDir(folder / NODE_DATA)
     made, _ = plan_study(studied, order.pool, request, run)
     write_assignments(order, made, run, folder)
