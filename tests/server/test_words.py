@@ -13,6 +13,7 @@ from ravnest.server.state.words import counted, figure
         (1, "provider", "1 provider"),
         (2, "batch", "2 batches"),
         (1.0, "batch", "1 batch"),
+        (5, "epoch", "5 epochs"),
         (1234, "file", "1,234 files"),
         (2.5, "minute", "2.5 minutes"),
     ],

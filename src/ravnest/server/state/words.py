@@ -2,8 +2,8 @@
 
 
 def counted(number: float, what: str) -> str:
-    """`1 provider`, `3 providers`; for what takes an s, or -es after ch."""
-    many = f"{what}es" if what.endswith("ch") else f"{what}s"
+    """`1 provider`, `3 providers`; for what takes an s, or -es after tch."""
+    many = f"{what}es" if what.endswith("tch") else f"{what}s"
     return f"{figure(number)} {what if number == 1 else many}"
 
 
