@@ -172,11 +172,12 @@ def test_a_provider_script_with_callbacks_and_a_loop_of_its_own(tmp_path, monkey
 def test_a_file_for_submit(tmp_path, monkeypatch):
     """It becomes what is sent, and a few rows go through model and loss."""
     monkeypatch.setattr(sys, "path", list(sys.path))
-    path = tmp_path / "digits.py"
+    path = tmp_path / "job.py"
     path.write_text(programs("docs/server.md")[0])
     spec = prepare(load_request(path), tmp_path / "sent").spec
-    assert (spec.train.rows, spec.validation.rows) == (1438, 359)
-    assert spec.training.epochs == 5
+    assert (spec.train.rows, spec.validation.rows) == (2400, 600)
+    assert spec.training.epochs == 10
+    assert path.read_text() == (ROOT / "examples" / "spirals" / "job.py").read_text()
 
 
 def test_a_session(tmp_path, monkeypatch, capsys):

@@ -130,7 +130,7 @@ def test_the_text_for_people_has_the_lines_to_paste(tmp_path):
         assert server.wait(60) == 0
     assert "ravnest join https://box.lan:" in text
     assert " --token rav1_" in text
-    assert "ravnest submit " in text
+    assert "ravnest submit job.py " in text
     assert "Dashboard: https://127.0.0.1:" in text
 
 

@@ -8,7 +8,11 @@ from ravnest.errors import JobError
 from ravnest.session.programs import load_request
 from ravnest.session.request import SETTINGS, JobRequest
 
-OWN = {"ravnest_job_job", "ravnest_job_helpers", "helpers"}
+OWN = {
+    "helpers",
+    "elsewhere",
+    *(f"ravnest_job_{name}" for name in ("both", "helpers", "job", "starred", "train")),
+}
 PROGRAM = """
 import sys
 import helpers
@@ -91,8 +95,18 @@ optimizer_params = {lr = 0.25}
 @pytest.mark.parametrize(
     ("name", "text", "message"),
     [
-        ("job.py", "", r"job.py has none: .*function job\(\)"),
+        ("job.py", "", r"job.py has no job\(\): .*function job\(\)"),
         ("job.py", "def job():\n    return 3", "gives int"),
+        (
+            "train.py",
+            "from ravnest import Node\nNode()",
+            r"has no job\(\): it is a provider script",
+        ),
+        (
+            "train.py",
+            "import ravnest\nravnest.clusterize()",
+            'provider script.*"script": "train.py"',
+        ),
         ("job.py", "job = dict(model=1)", "a job needs data"),
         ("job.py", "job = dict(model=1, data=2, epoch=3)", "did you mean epochs="),
         (
@@ -108,6 +122,15 @@ optimizer_params = {lr = 0.25}
 def test_a_file_that_is_no_job_says_what_is_missing(folder, name, text, message):
     with pytest.raises(JobError, match=message):
         load_request(write(folder / name, text))
+
+
+def test_a_file_may_have_both_a_job_and_a_node(folder):
+    """Then it says what it wants; the same from a helper, where it is not seen beforehand."""
+    both = "from ravnest import Node\ndef job():\n    return dict(model=1, data=2)"
+    assert load_request(write(folder / "both.py", both)).model == 1
+    write(folder / "elsewhere.py", both)
+    starred = "from ravnest import Node\nfrom elsewhere import *"
+    assert load_request(write(folder / "starred.py", starred)).data == 2
 
 
 @pytest.mark.parametrize(

@@ -212,7 +212,9 @@ def _as_text(ready: "Ready", host: str, folder: Path) -> None:
         click.echo("Machines that have joined come back by themselves, and tokens made before are")
         click.echo("good until they expire. A new one to join with:")
         click.echo("    ravnest token make provider")
-    click.echo("To train a model, on this machine:")
-    click.echo(f"    ravnest submit train.py --server {local}{insecure}")
+    click.echo(
+        "To train a model, on this machine (examples/spirals/job.py is a file to begin with):"
+    )
+    click.echo(f"    ravnest submit job.py --server {local}{insecure}")
     click.echo("and elsewhere the same with a token from: ravnest token make requester --name WHO")
     click.echo("")

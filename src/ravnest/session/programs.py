@@ -5,6 +5,7 @@ job.py      a function `job()` that returns the arguments of `Session.submit`, a
 job.toml    the same names and values; what cannot be written in TOML is "file.py:name"
 """
 
+import ast
 import importlib.util
 import sys
 import tomllib
@@ -20,6 +21,7 @@ ENTRY = "job"
 _OBJECTS = ("model", "data", "validation", "example_args", "example_kwargs")
 """Arguments that a TOML file may take from Python."""
 _PATHS = ("data", "validation", "script", "weights")
+_OF_PROVIDER_SCRIPTS = {"clusterize", "Node", "Trainer"}
 
 
 def load_request(
@@ -42,17 +44,42 @@ def load_request(
 
 
 def _from_program(path: Path) -> Mapping[str, Any] | JobRequest:
+    if _is_provider_script(path):
+        # Not even run: it would plan or train here, on this machine.
+        raise JobError(
+            f"{path} has no job(): it is a provider script, which plans and trains by hand "
+            "(`ravnest plan`, `ravnest run`). For a server, write a file beside it with a function "
+            "job() that returns the model, a sample batch and the data, as examples/spirals/job.py "
+            f'does; with "script": "{path.name}" in its dictionary, providers whose owners allow it '
+            "run this script"
+        )
     module = run_program(path)
     entry = getattr(module, ENTRY, None)
     given = entry() if callable(entry) else entry
     if not isinstance(given, Mapping | JobRequest):
-        found = "has none" if entry is None else f"gives {type(given).__name__}"
+        found = "has no job()" if entry is None else f"has a job that gives {type(given).__name__}"
         raise JobError(
             f"{path} {found}: a file for `ravnest submit` has a function job() that returns a "
             'dictionary with "model", "example_args", "data" and so on, the arguments of '
-            "Session.submit"
+            "Session.submit; examples/spirals/job.py is one"
         )
     return given
+
+
+def _is_provider_script(path: Path) -> bool:
+    """Names a Node, a Trainer or clusterize, and nothing that could be the job."""
+    try:
+        tree = ast.parse(path.read_bytes())
+    except (SyntaxError, ValueError):
+        return False  # whoever runs it will say what is wrong
+    names = set()
+    for node in ast.walk(tree):
+        match node:
+            case ast.Name(id=name) | ast.Attribute(attr=name) | ast.FunctionDef(name=name):
+                names.add(name)
+            case ast.alias(name=name, asname=other):
+                names |= {name, other or name}
+    return bool(names & _OF_PROVIDER_SCRIPTS) and not names & {ENTRY, "*"}
 
 
 def _from_toml(path: Path) -> Mapping[str, Any]:
