@@ -26,6 +26,7 @@ quota = 5_000_000
 token-hours = 1.5
 away = 60
 settle = 0.5
+standstill = 45
 plan_seconds = 90
 plan-memory = "4G"
 print-json = true
@@ -68,6 +69,7 @@ def test_every_option_of_a_server_can_be_in_its_file(served, written, tmp_path):
     assert options.dashboard == "token"
     assert (options.most_upload_bytes, options.quota_bytes) == (2_000_000_000, 5_000_000)
     assert (options.settings.away_s, options.settings.settle_s) == (60.0, 0.5)
+    assert options.settings.standstill_s == 45.0
     assert (options.work.seconds, options.work.memory_bytes) == (90.0, 4_000_000_000)
     assert served.store == "postgresql://ravnest@localhost/ravnest"
     assert served.token_hours == 1.5
