@@ -1,6 +1,8 @@
 """Whoever connects and says nothing is let go."""
 
 import asyncio
+import contextlib
+import hashlib
 import resource
 import socket
 
@@ -32,6 +34,69 @@ def test_a_connection_that_does_not_ask_is_closed(tmp_path, monkeypatch, tls, sa
         connection.sendall(b"" if tls else said)
         assert closed(connection)
     assert not strangers.Watched.silent
+
+
+def test_a_connection_that_never_comes_to_the_point_is_closed(tmp_path, monkeypatch):
+    """Something comes after the answer, and is no request."""
+    monkeypatch.setattr(strangers, "SILENCE_S", 0.2)
+    unfinished = b"POST /api/v1/enrol HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100\r\n\r\n{"
+    complete = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n"
+    with running_server(tmp_path, tls=False) as server:
+        for said, more in ((complete, b"\r\n"), (unfinished, b"}")):
+            with socket.create_connection(("127.0.0.1", server.ready.port), WAIT_S) as connection:
+                connection.sendall(said)
+                assert connection.recv(1 << 16).startswith(b"HTTP/1.1")
+                connection.sendall(more)
+                while connection.recv(1 << 16):
+                    pass
+
+
+@pytest.mark.parametrize("shape", ["one", "many", "url", "trailer", "extension"])
+def test_headers_without_end_are_refused(tmp_path, shape):
+    begins = b"POST /api/v1/enrol HTTP/1.1\r\nHost: localhost\r\n"
+    chunked = begins + b"Transfer-Encoding: chunked\r\n\r\n"
+    first, more = {
+        "one": (begins + b"X: ", b"x" * (1 << 16)),
+        "many": (begins, b"X: y\r\n" * (1 << 13)),
+        "url": (b"GET /", b"x" * (1 << 16)),
+        "trailer": (chunked + b"0\r\nX: ", b"x" * (1 << 16)),
+        "extension": (chunked + b"1;", b"x" * (1 << 16)),
+    }[shape]
+    with (
+        running_server(tmp_path, tls=False) as server,
+        socket.create_connection(("127.0.0.1", server.ready.port), WAIT_S) as connection,
+    ):
+        connection.sendall(first)
+        sent = 0
+        with contextlib.suppress(ConnectionResetError, BrokenPipeError):
+            while sent < 64 << 20:
+                connection.sendall(more)
+                sent += len(more)
+        assert sent < 64 << 20
+        assert httpx.get(f"{server.url}/healthz").status_code == 200
+
+
+def test_headers_that_are_complete_and_too_large_are_refused(tmp_path):
+    with running_server(tmp_path, tls=False) as server:
+        large = {"X": "x" * (strangers.MOST_HEADER_BYTES + 1)}
+        assert httpx.get(f"{server.url}/healthz", headers=large).status_code == 400
+        assert httpx.get(f"{server.url}/healthz", headers={"X": "x" * 9000}).status_code == 200
+
+
+def test_a_body_in_tiny_chunks_is_a_body(tmp_path):
+    """With far more around it than headers may have."""
+    content = b"x" * 200_000
+    with running_server(tmp_path, tls=False) as server:
+        token = server.ready.operator_token.read_text().strip()
+        head = (
+            f"PUT /api/v1/blobs/{hashlib.sha256(content).hexdigest()} HTTP/1.1\r\n"
+            f"Host: localhost\r\nAuthorization: Bearer {token}\r\n"
+            "Transfer-Encoding: chunked\r\n\r\n"
+        )
+        where = ("127.0.0.1", server.ready.port)
+        with socket.create_connection(where, WAIT_S) as connection:
+            connection.sendall(head.encode() + b"1\r\nx\r\n" * len(content) + b"0\r\n\r\n")
+            assert connection.recv(12) == b"HTTP/1.1 204"
 
 
 def test_one_address_has_a_bounded_number_of_silent_connections(tmp_path, monkeypatch):

@@ -1,4 +1,4 @@
-"""Connections that say nothing: closed soon, and few from one address.
+"""Connections that say nothing, or never come to the point: closed soon, and few from one address.
 
 Before its first request nobody knows who a connection belongs to, and each holds a file descriptor
 of the server. This knows sockets and time, not what is asked.
@@ -18,6 +18,15 @@ SILENCE_S = 15.0
 """From a connection, or the first byte of a request, to the end of the request's headers."""
 MOST_SILENT = 1000
 """Connections of one address that have not asked for anything yet."""
+MOST_HEADER_BYTES = 64 << 10
+_MOST_AROUND_BODY = 512 << 10
+"""Of one request, what is not its body: twice as much as is read at once, for the limit above is
+looked at only when headers are complete, and what comes before they are has to be kept."""
+_AROUND_CHUNK = 32
+"""Beside that, for each chunk of a body that comes in chunks: its length and the ends of lines."""
+
+
+_TOO_MUCH = "The headers of this request are too large."
 
 
 class Watched(HttpToolsProtocol):
@@ -29,6 +38,8 @@ class Watched(HttpToolsProtocol):
         super().__init__(*arguments, **named)
         self._patience: asyncio.TimerHandle | None = None
         self._silent_from: str | None = None
+        self._around_body = 0
+        """Bytes of this request that are not its body, beyond those that chunks may have."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -43,14 +54,39 @@ class Watched(HttpToolsProtocol):
         self._heard()
         super().connection_lost(exc)
 
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        if self.transport.is_closing() or self.transport.get_protocol() is not self:
+            return  # over, or a WebSocket from now on
+        self._around_body += len(data)
+        if self._around_body > _MOST_AROUND_BODY:
+            self.send_400_response(_TOO_MUCH)
+        elif self._patience is None and not self._is_answering:
+            self._wait()  # whatever this was, it has to become a request
+
     def on_message_begin(self) -> None:
         super().on_message_begin()
+        self._around_body = 0
         if self._patience is None:
             self._wait()
 
     def on_headers_complete(self) -> None:
+        if sum(len(name) + len(value) for name, value in self.headers) > MOST_HEADER_BYTES:
+            raise ValueError(_TOO_MUCH)  # which the parser takes for a request that is none
         self._heard()
         super().on_headers_complete()
+
+    def on_chunk_header(self) -> None:
+        self._around_body -= _AROUND_CHUNK
+
+    def on_body(self, body: bytes) -> None:
+        self._around_body -= len(body)
+        super().on_body(body)
+
+    @property
+    def _is_answering(self) -> bool:
+        cycle: Any = self.cycle  # None before the first request
+        return cycle is not None and not cycle.response_complete
 
     def _wait(self) -> None:
         self._patience = self.loop.call_later(SILENCE_S, self._lose_patience)
@@ -66,8 +102,7 @@ class Watched(HttpToolsProtocol):
             self._silent_from = None
 
     def _lose_patience(self) -> None:
-        cycle: Any = self.cycle  # None before the first request
-        if cycle is not None and not cycle.response_complete:
+        if self._is_answering:
             self._wait()  # a request is being answered, and half of the next has come already
         else:
             self.transport.abort()
