@@ -5,6 +5,7 @@ import datetime
 import json
 import os
 import signal
+import socket
 import ssl
 import subprocess
 import sys
@@ -132,6 +133,33 @@ def test_the_text_for_people_has_the_lines_to_paste(tmp_path):
     assert " --token rav1_" in text
     assert "ravnest submit job.py " in text
     assert "Dashboard: https://127.0.0.1:" in text
+
+
+def test_it_ends_in_good_order_while_a_socket_is_being_closed(start, tmp_path):
+    """The provider has said goodbye, the server has answered, and the line is still there."""
+    server = start()
+    url, port, pem = server.line["url"], server.line["port"], authority(tmp_path / "server")
+    agent = asyncio.run(FakeAgent.enrol(url, server.line["join_token"], authority=pem))
+    with (
+        socket.create_connection(("127.0.0.1", port), timeout=30) as line,
+        _context(tmp_path).wrap_socket(line, server_hostname="127.0.0.1") as tls,
+        tls.makefile("rwb") as talk,
+    ):
+        talk.write(
+            b"GET /api/v1/agent HTTP/1.1\r\nHost: here\r\nUpgrade: websocket\r\n"
+            b"Connection: Upgrade\r\nSec-WebSocket-Version: 13\r\n"
+            b"Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n"
+            b"Authorization: Bearer " + agent.credential.encode() + b"\r\n\r\n"
+        )
+        talk.flush()
+        assert b"101" in talk.readline()
+        while talk.readline().strip():
+            pass
+        talk.write(bytes([0x88, 0x82, 0, 0, 0, 0]) + (1000).to_bytes(2, "big"))
+        talk.flush()
+        assert talk.read(1) == b"\x88"
+        code, errors = server.end(signal.SIGINT)
+    assert (code, errors) == (0, "fake is a provider now [provider 1]\n")
 
 
 @pytest.mark.needs("postgres")

@@ -24,6 +24,7 @@ from ravnest.server.folders import PRIVATE, Folders, write_whole
 from ravnest.server.service.app import make_app
 from ravnest.server.service.control import MESSAGE_BYTES
 from ravnest.server.service.service import Options, Service
+from ravnest.server.sockets import Sockets
 from ravnest.server.store import Store, open_store
 from ravnest.server.strangers import Watched, allow_many_files, short_handshakes
 
@@ -86,7 +87,7 @@ async def serve(
         config = uvicorn.Config(
             make_app(service),
             http=Watched,
-            ws="websockets-sansio",
+            ws=Sockets,
             ws_max_size=MESSAGE_BYTES,
             ws_per_message_deflate=False,
             ws_ping_interval=20.0,
