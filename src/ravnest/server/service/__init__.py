@@ -2,11 +2,13 @@
 
 core.py         events in, persisted, then carried out: the one place that changes the state
 gate.py         who calls, and how often they may; problems.py: how they are told no
-calls.py        one request: who, what, with which limits; routes.py: the table of all of them
+calls.py        one request: who, what, with which limits; app.py: the table of all of them
 connections.py  agents that are connected; control.py: what they say
 live.py         what a run looks like at the moment; views.py: everything as others see it
 stream.py       changes, to everybody who looks
 patience.py     bodies of requests come in time, or are refused
-files.py        files by content, in and out; results.py: what providers bring back
-work.py         starts the processes that plan and fuse
+files.py        files by content, in and out; runfiles.py: what providers get and bring back
+keeping.py      which of them stay; forgetting.py: what does not, looked at every hour
+intake.py       jobs on their way in; specs.py: as they are stored
+errands.py      carries out what was decided; work.py: the processes that plan and fuse
 """
