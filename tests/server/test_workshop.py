@@ -1,12 +1,16 @@
 """Processes that plan: what becomes of those that are slow, large, broken or not wanted."""
 
 import asyncio
+import hashlib
+import json
 import os
 import shutil
 from pathlib import Path
 
+import a_job
 import msgspec
 import pytest
+import torch
 from a_job import make_job
 
 from ravnest.api.jobs import Legend
@@ -149,7 +153,7 @@ def test_a_pool_that_is_too_small_is_told_as_such(made, tmp_path):
 def test_a_process_that_takes_too_long_is_ended(made, tmp_path):
     outcome = do(tmp_path, order(made, pool=pool(50)), seconds=0.05)
     assert "longer than 0.05 seconds" in outcome.error
-    assert outcome.crashed
+    assert not outcome.crashed  # it would take as long again
     assert not outcome.unfit
 
 
@@ -157,6 +161,33 @@ def test_a_process_that_needs_too_much_memory_is_ended(made, tmp_path):
     outcome = do(tmp_path, order(made, pool=pool(50)), memory_bytes=20_000_000)
     assert outcome.error
     assert outcome.crashed
+    assert not outcome.unfit
+
+
+class Greedy(a_job.Net):
+    def forward(self, x):
+        more = torch.zeros((1237, 1)).expand(1237, 1000).exp().sum()
+        return super().forward(x) + 0 * more
+
+
+def test_a_graph_that_asks_for_too_much_memory_is_refused(tmp_path, monkeypatch):
+    """Which is in its literals, and the requester's own machine had never to hold it."""
+    monkeypatch.setattr(a_job, "Net", Greedy)
+    spec = make_job(tmp_path / "job")[0]
+    model = tmp_path / "job" / "model"
+    for name in ("graph.json", "outline.json"):
+        text = (model / name).read_text()
+        (model / name).write_text(text.replace("1237", "3000000"))
+    for name in ("manifest.json", "card.json"):
+        document = json.loads((model / name).read_text())
+        for entry in document["files"]:
+            content = (model / entry["name"]).read_bytes()
+            entry["sha256"], entry["size"] = hashlib.sha256(content).hexdigest(), len(content)
+        (model / name).write_text(json.dumps(document))
+    wanted = order((spec, model), pool=pool(50, 50, memory=1 << 45))
+    outcome = do(tmp_path / "plan", wanted, memory_bytes=3 << 30)
+    assert "more than the 3.22 GB of memory that the server allows" in outcome.error
+    assert not outcome.crashed
     assert not outcome.unfit
 
 

@@ -118,9 +118,8 @@ class Size(click.ParamType[int]):
 @click.option(
     "--plan-memory",
     type=Size(),
-    default="0",
-    show_default="no limit",
-    help="Most memory for planning, or for fusing.",
+    show_default="half of the machine's",
+    help="Most memory for planning, or for fusing; 0 is no limit.",
 )
 @click.option("--print-json", is_flag=True, help="When ready, one line of JSON instead of text.")
 @click.pass_obj
@@ -141,7 +140,7 @@ def command(
     standstill: float,
     settle: float,
     plan_seconds: float,
-    plan_memory: int,
+    plan_memory: int | None,
     print_json: bool,
 ) -> None:
     """Run a server: providers join it, requesters hand it jobs, everybody sees what happens.
@@ -155,7 +154,7 @@ def command(
     from ravnest.server.running import Listening, own_names, reached_at, serve
     from ravnest.server.service.gate import Dashboard
     from ravnest.server.service.service import Options
-    from ravnest.server.service.work import WorkLimits
+    from ravnest.server.service.work import WorkLimits, half_of_memory
     from ravnest.server.state.world import Settings
 
     looks: dict[str, Dashboard] = {"local": "local", "open": "open", "token": "token"}
@@ -167,7 +166,10 @@ def command(
         most_upload_bytes=max_upload,
         quota_bytes=quota,
         settings=Settings(away_s=away, settle_s=settle, standstill_s=standstill),
-        work=WorkLimits(seconds=plan_seconds, memory_bytes=plan_memory),
+        work=WorkLimits(
+            seconds=plan_seconds,
+            memory_bytes=half_of_memory() if plan_memory is None else plan_memory,
+        ),
     )
     address = reached_at(host, public)
 

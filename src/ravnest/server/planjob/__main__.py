@@ -1,5 +1,6 @@
 """`python -m ravnest.server.planjob FOLDER`: does what the folder says, and writes how it ended."""
 
+import contextlib
 import errno
 import os
 import sys
@@ -9,8 +10,9 @@ import msgspec
 
 from ravnest import lifeline
 from ravnest.errors import PlanError, PoolError, RavnestError
+from ravnest.planning.figures import size
 from ravnest.server.folders import write_whole
-from ravnest.server.planjob.outcome import ORDER, OUTCOME, PlanOrder, PlanOutcome
+from ravnest.server.planjob.outcome import MEMORY, ORDER, OUTCOME, PlanOrder, PlanOutcome
 
 _LACKS = frozenset(
     {errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN, errno.EIO}
@@ -21,7 +23,8 @@ _LACKS = frozenset(
 def main(folder: Path) -> None:
     # Nobody needs what it makes once the server is gone.
     lifeline.watch(lambda: os._exit(1))
-    limit_memory(int(os.environ.get("RAVNEST_PLANJOB_MEMORY", "0")))
+    _die_first()
+    limit_memory(int(os.environ.get(MEMORY, "0")))
     order = msgspec.json.decode((folder / ORDER).read_bytes(), type=PlanOrder)
     write_whole(folder / OUTCOME, msgspec.json.encode(_done(order, folder)))
 
@@ -35,19 +38,49 @@ def _done(order: PlanOrder, folder: Path) -> PlanOutcome:
     except (PlanError, PoolError) as error:
         return PlanOutcome(error=str(error), unfit=True)
     except RavnestError as error:
+        if _is_of_memory(error):
+            return _too_large()
         return PlanOutcome(
             error=str(error).replace(f"{order.model}: ", "").replace(order.model, ""),
             crashed=lacks_something(error.__cause__),
         )
     except OSError as error:
         return PlanOutcome(error=f"the server cannot do this: {error.strerror}", crashed=True)
-    except MemoryError:
+    except (MemoryError, RuntimeError) as error:
+        if _is_of_memory(error):
+            return _too_large()
+        raise
+
+
+def _is_of_memory(error: BaseException | None) -> bool:
+    """Whether there was none left, at the beginning of it all. Torch says so in words."""
+    while error is not None:
+        if isinstance(error, MemoryError) or "allocate memory" in str(error):
+            return True
+        error = error.__cause__ or error.__context__
+    return False
+
+
+def _too_large() -> PlanOutcome:
+    """Of the machine's own lack it may be said that it passes; of the limit it may not."""
+    limit = int(os.environ.get(MEMORY, "0"))
+    if not limit:
         return PlanOutcome(error="there is not enough memory for this on the server", crashed=True)
+    return PlanOutcome(
+        error=f"this takes more than the {size(limit)} of memory that the server allows "
+        "(ravnest server --plan-memory)"
+    )
 
 
 def lacks_something(error: BaseException | None) -> bool:
     """Whether an error is about the machine, whatever the files are like."""
     return isinstance(error, OSError) and error.errno in _LACKS
+
+
+def _die_first() -> None:
+    """If the machine runs out of memory, this process is to end, and not the server."""
+    with contextlib.suppress(OSError):
+        Path("/proc/self/oom_score_adj").write_text("1000")
 
 
 def limit_memory(most: int) -> None:

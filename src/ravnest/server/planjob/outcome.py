@@ -16,6 +16,8 @@ ORDER = "planjob.json"
 OUTCOME = "outcome.json"
 PLACES = "places.json"
 PARTS = "parts"
+MEMORY = "RAVNEST_PLANJOB_MEMORY"
+"""Variable: how many bytes the process may have; 0 is no limit."""
 
 Task = Literal["check", "plan", "fuse"]
 

@@ -14,15 +14,20 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
+import psutil
 
 from ravnest import lifeline
 from ravnest.server.folders import write_whole
-from ravnest.server.planjob.outcome import ORDER, OUTCOME, PlanOrder, PlanOutcome
+from ravnest.server.planjob.outcome import MEMORY, ORDER, OUTCOME, PlanOrder, PlanOutcome
 
 logger = logging.getLogger("ravnest.server")
 
 _LAST_WORDS = 4000
 _KILL_S = 10.0
+_MEMORY_LIMITS = (
+    "/sys/fs/cgroup/memory.max",
+    "/sys/fs/cgroup/memory/memory.limit_in_bytes",
+)
 
 
 @dataclass(frozen=True)
@@ -92,13 +97,13 @@ class Workshop:
             problem = await self._run(folder, order.task)
             return await loop.run_in_executor(None, _outcome, folder, problem)
 
-    async def _run(self, folder: Path, task: str) -> str:
-        """Empty, or why the process did not end well, in its own last words."""
+    async def _run(self, folder: Path, task: str) -> PlanOutcome | None:
+        """Nothing, or how the process failed, in its own last words."""
         limits = self._limits
         with lifeline.hold() as line:
             environment = {
                 **os.environ,
-                "RAVNEST_PLANJOB_MEMORY": str(limits.memory_bytes),
+                MEMORY: str(limits.memory_bytes),
             }
             if limits.threads:
                 environment["OMP_NUM_THREADS"] = str(limits.threads)
@@ -119,15 +124,18 @@ class Workshop:
                 async with asyncio.timeout(limits.seconds):
                     words = await _last_words(process)
                     code = await process.wait()
-            except TimeoutError:
-                return f"it took longer than {limits.seconds:g} seconds, which is the limit"
+            except TimeoutError:  # as it would again
+                return PlanOutcome(
+                    error=f"it took longer than {limits.seconds:g} seconds, which is the limit "
+                    "(ravnest server --plan-seconds)"
+                )
             finally:
                 await _end(process)
         if code == 0:
-            return ""
+            return None
         logger.warning("the process for %s in %s ended with %d: %s", task, folder, code, words)
         last = words.strip().splitlines()[-1:] or ["it said nothing"]
-        return f"the process ended with {code}: {last[0]}"
+        return PlanOutcome(error=f"the process ended with {code}: {last[0]}", crashed=True)
 
 
 async def _to_its_end(work: "asyncio.Future[None]") -> None:
@@ -161,9 +169,18 @@ def _prepare(folder: Path, order: PlanOrder) -> None:
     write_whole(folder / ORDER, msgspec.json.encode(order))
 
 
-def _outcome(folder: Path, problem: str) -> PlanOutcome:
+def _outcome(folder: Path, problem: PlanOutcome | None) -> PlanOutcome:
     try:
         found = msgspec.json.decode((folder / OUTCOME).read_bytes(), type=PlanOutcome)
     except (OSError, msgspec.DecodeError) as error:
-        return PlanOutcome(error=problem or f"it left nothing behind ({error})", crashed=True)
-    return PlanOutcome(error=problem, crashed=True) if problem and not found.error else found
+        return problem or PlanOutcome(error=f"it left nothing behind ({error})", crashed=True)
+    return problem if problem is not None and not found.error else found
+
+
+def half_of_memory() -> int:
+    """Of this machine, or of what it allows its processes."""
+    total: int = psutil.virtual_memory().total
+    for path in _MEMORY_LIMITS:
+        with contextlib.suppress(OSError, ValueError):  # "max" is no number
+            total = min(total, int(Path(path).read_text()))
+    return total // 2
