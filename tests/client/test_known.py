@@ -58,6 +58,27 @@ def test_on_the_servers_own_machine_nothing_has_to_be_said(tmp_path):
     assert find_access("elsewhere:1", **options).token is None
 
 
+def test_all_addresses_of_the_server_on_this_machine_are_recognised(tmp_path):
+    (tmp_path / "server").mkdir()
+    (tmp_path / "server" / "operator.token").write_text(OPERATOR + "\n")
+    known = ["https://127.0.0.1:9", "https://192.0.2.10:9", "https://Train.example.org:9"]
+    (tmp_path / "server" / "address").write_text("\n".join(known))
+    options = {"folder": tmp_path, "environment": {}}
+    assert find_access(**options).address.host == "127.0.0.1"
+    for own in ("https://192.0.2.10:9", "train.example.org:9"):
+        assert find_access(own, **options).token == OPERATOR
+    for other in ("192.0.2.10:10", "192.0.2.11:9", "http://192.0.2.10:9"):
+        assert find_access(other, insecure=True, **options).token is None
+
+
+def test_a_machine_that_has_only_joined_is_told_what_looking_takes(tmp_path):
+    for name, text in {"a": '{"server": "https://192.0.2.10:9", "provider": 3}', "b": "{"}.items():
+        (tmp_path / "provider" / "identity" / name).mkdir(parents=True)
+        (tmp_path / "provider" / "identity" / name / "identity.json").write_text(text)
+    with pytest.raises(ServerError, match=r"provider of https://192.0.2.10:9 .*make viewer"):
+        find_access(environment={}, folder=tmp_path)
+
+
 def test_tokens_are_kept_from_other_users(tmp_path):
     folder = tmp_path / "new"
     remember(Access(ServerAddress("known", 1), FIRST), folder)

@@ -3,6 +3,7 @@ used last on this machine, else the server that runs here.
 
     ~/.ravnest/servers.json    servers that this user has used, with token and authority (0600)
     ~/.ravnest/server/         a server's own folder, if one runs here (see `server`)
+    ~/.ravnest/provider/       which servers this machine has joined (see `agent`)
 """
 
 import os
@@ -23,13 +24,26 @@ from ravnest.errors import ServerError, TokenError
 SERVER_VARIABLE, TOKEN_VARIABLE = "RAVNEST_SERVER", "RAVNEST_TOKEN"
 OPERATOR_TOKEN = "operator.token"
 ADDRESS_FILE = "address"
-"""In the folder of a server: where it can be reached from this machine."""
+"""In the folder of a server: where it can be reached, one address in a line; the first from this
+machine, the others from elsewhere too."""
+
+
+_WHO_MAKES_TOKENS = (
+    "Its operator makes one: `ravnest token make viewer` to look, `ravnest token make requester` "
+    "to submit"
+)
 
 
 class KnownServer(msgspec.Struct, kw_only=True):
     token: str = ""
     authority: str = ""
     used_at: float = 0.0
+
+
+class JoinedServer(msgspec.Struct):
+    """What matters here of the identity of a provider."""
+
+    server: str = ""
 
 
 class KnownServers(msgspec.Struct, kw_only=True):
@@ -71,11 +85,7 @@ def find_access(
     if address is None:
         address = _last_used(known) or _local_address(folder)
     if address is None:
-        raise ServerError(
-            "no server is known on this machine: name one with --server https://host:port (or "
-            f"{SERVER_VARIABLE}), and the token that its operator has given you with --token (or "
-            f"{TOKEN_VARIABLE})"
-        )
+        raise ServerError(_nothing_known(folder))
     entry = known.get(str(address), KnownServer())
     found = token or entry.token or _operator_token(folder, address) or None
     return Access(address, found, _authority_for(found, entry))
@@ -88,7 +98,7 @@ def open_client(access: Access, *, remember_in: Path | None = None) -> HttpClien
         if access.token is None:
             raise TokenError(
                 f"a token is needed to recognise {access.address}: give --token (or "
-                f"{TOKEN_VARIABLE}); its operator makes one with `ravnest token`"
+                f"{TOKEN_VARIABLE}). {_WHO_MAKES_TOKENS}"
             )
         fingerprint = Token.parse(access.token).fingerprint
         access = Access(access.address, access.token, fetch_authority(access.address, fingerprint))
@@ -145,20 +155,51 @@ def _last_used(known: Mapping[str, KnownServer]) -> ServerAddress | None:
     return ServerAddress.parse(latest, insecure=latest.startswith("http://"))
 
 
-def _local_address(folder: Path) -> ServerAddress | None:
+def _nothing_known(folder: Path) -> str:
+    joined = [name for name in map(_joined, _identities(folder)) if name]
+    if joined:
+        return (
+            f"this machine is a provider of {' and '.join(joined)} (`ravnest provider status`); to "
+            f"look at all of it takes --server {joined[0]} and a token with --token (or "
+            f"{TOKEN_VARIABLE}). {_WHO_MAKES_TOKENS}, on its machine"
+        )
+    return (
+        "no server is known on this machine: name one with --server https://host:port (or "
+        f"{SERVER_VARIABLE}), and the token that its operator has given you with --token (or "
+        f"{TOKEN_VARIABLE})"
+    )
+
+
+def _identities(folder: Path) -> list[Path]:
+    return sorted((folder / "provider" / "identity").glob("*/identity.json"))
+
+
+def _joined(identity: Path) -> str:
+    try:
+        return msgspec.json.decode(identity.read_bytes(), type=JoinedServer).server
+    except (OSError, msgspec.DecodeError):
+        return ""  # whoever needs it will complain
+
+
+def _addresses(folder: Path) -> list[str]:
     """Of the server whose folder is here, by default beside this user's other files."""
     if not (folder / "server" / OPERATOR_TOKEN).is_file():
-        return None
+        return []
     try:
-        text = (folder / "server" / ADDRESS_FILE).read_text().strip()
+        lines = (folder / "server" / ADDRESS_FILE).read_text().lower().split()
     except FileNotFoundError:
-        text = f"https://127.0.0.1:{DEFAULT_PORT}"
-    return ServerAddress.parse(text, insecure=True)
+        lines = []
+    return lines or [f"https://127.0.0.1:{DEFAULT_PORT}"]
+
+
+def _local_address(folder: Path) -> ServerAddress | None:
+    found = _addresses(folder)
+    return ServerAddress.parse(found[0], insecure=True) if found else None
 
 
 def _operator_token(folder: Path, address: ServerAddress) -> str | None:
     """Whoever may read it on the server's machine is its operator."""
-    if not address.is_local:
+    if not address.is_local and address.url not in _addresses(folder):
         return None
     try:
         return (folder / "server" / OPERATOR_TOKEN).read_text().strip() or None

@@ -83,7 +83,7 @@ async def serve(
         join_token = await _first_tokens(service, token_hours)
         port = listener.getsockname()[1]
         scheme = "https" if listening.tls else "http"
-        write_whole(folders.root / "address", f"{scheme}://127.0.0.1:{port}\n".encode())
+        write_whole(folders.root / "address", _addresses(scheme, port, options.names).encode())
         config = uvicorn.Config(
             make_app(service),
             http=Watched,
@@ -176,6 +176,14 @@ def _listen(listening: Listening) -> Iterator[socket.socket]:
             ) from error
         listener.listen(_BACKLOG)
         yield listener
+
+
+def _addresses(scheme: str, port: int, names: tuple[str, ...]) -> str:
+    """By which commands on this machine recognise the server, and need no token. Without TLS that
+    is the first alone: whoever answers at another is not known to be this one."""
+    found = ["127.0.0.1", *names] if scheme == "https" else ["127.0.0.1"]
+    hosts = dict.fromkeys(f"[{name}]" if ":" in name else name for name in found)
+    return "".join(f"{scheme}://{host}:{port}\n" for host in hosts)
 
 
 @contextlib.contextmanager
