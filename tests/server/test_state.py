@@ -6,6 +6,7 @@ from state_simulation import FACTS, SETTINGS, Simulation
 
 from ravnest.api.control import Hello, SetPause, Steer
 from ravnest.api.machine import Caps, Figures, PeerFigure
+from ravnest.api.work import WorkEnd
 from ravnest.errors import JobError
 from ravnest.server.state.events import Connected, EnrolledNow, Fetched, JobSteered, LongAgo
 from ravnest.server.state.machine import handle
@@ -131,6 +132,54 @@ def test_a_lost_cluster_is_dropped_and_the_others_save_what_they_have():
     sim.fuse_one()
     assert job.epochs_done == 1
     assert "p1" in job.cause
+
+
+def end_with(sim, ends):
+    """Provider id → how its worker ends; all at once."""
+    for id, end in ends.items():
+        sim.agents[id].finish(end)
+    sim.talk()
+
+
+def test_what_only_the_fastest_cluster_has_done_is_not_skipped_for_the_others():
+    sim = pool_of(4)
+    job = training(sim)
+    by_cluster = {
+        0: WorkEnd(outcome="stopped", epochs_done=6, saved=True),
+        1: WorkEnd(outcome="stopped", epochs_done=56, saved=True),
+    }
+    sim.steer("j0", "stop")
+    end_with(sim, {part.provider: by_cluster[part.cluster] for part in sim.world.of_run[job.id]})
+    assert sim.world.runs[job.id].fuses == 1  # its weights are trained most
+    sim.fuse_one()
+    assert (job.state, job.epochs_done) == ("stopped", 6)
+
+
+def test_a_job_is_not_done_while_a_cluster_was_stopped_on_the_way():
+    sim = pool_of(4)
+    job = training(sim)
+    by_cluster = {
+        0: WorkEnd(outcome="done", epochs_done=2, saved=True),
+        1: WorkEnd(outcome="stopped", epochs_done=1, saved=True),
+    }
+    end_with(sim, {part.provider: by_cluster[part.cluster] for part in sim.world.of_run[job.id]})
+    sim.fuse_one()
+    assert (job.state, job.epochs_done) == ("waiting", 1)
+
+
+def test_a_job_that_is_done_without_one_of_its_clusters_says_so():
+    sim = pool_of(4)
+    job = training(sim)
+    clusters = {0: [], 1: []}
+    for part in sim.world.of_run[job.id]:
+        clusters[part.cluster].append(part.provider)
+    end_with(sim, dict.fromkeys(clusters[1], WorkEnd(outcome="done", epochs_done=2, saved=True)))
+    sim.go_on(clusters[0][0], "failed")
+    sim.talk()
+    sim.fuse_one()
+    assert job.state == "done"
+    assert job.reason.startswith("cluster 0 was lost on the way: the worker of p")
+    assert sim.notes[-1].level == "warning"
 
 
 def test_a_provider_that_stays_away_is_given_up():

@@ -69,6 +69,19 @@ def test_the_epoch_of_a_second_run_is_never_behind_what_is_kept():
     assert job_view(world, world.jobs["j"], live).epoch == 3.5
 
 
+def test_a_job_is_as_far_as_the_slowest_of_its_clusters_that_are_left():
+    world = a_world()
+    for part in world.of_run["j"]:  # each a cluster of its own
+        part.cluster, part.stage = part.provider - 1, 0
+    live = live_of(world)
+    slow, fast = world.of_run["j"]
+    for part, epoch in ((slow, 0.5), (fast, 4.0)):
+        live.take(part, WorkReport(at=2.0, points=(Point("train/loss", 1, epoch, 2.0, 1.0),)))
+    assert job_view(world, world.jobs["j"], live).epoch == 0.5
+    slow.state = "failed"
+    assert job_view(world, world.jobs["j"], live).epoch == 4.0
+
+
 def test_the_epoch_stays_while_the_stages_are_fused():
     world = a_world("fusing", "ended")
     live = live_of(world)

@@ -1,7 +1,7 @@
 """The state as others see it: records and what is live, put together for eyes and programs."""
 
 import itertools
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 import msgspec
 
@@ -86,6 +86,16 @@ class Progress(msgspec.Struct, frozen=True, kw_only=True):
         )
 
 
+def _epoch_of_all(roots: Sequence[Part], live: LiveRun) -> float:
+    """How often all clusters that are left have been through their rows."""
+    left = [part for part in roots if part.state not in ("failed", "dropped")] or roots
+    found = []
+    for part in left:
+        report = live.reports.get(part.provider)
+        found.append(live.epoch.get(part.cluster, float(report.epoch) if report else 0.0))
+    return min(found, default=0.0)
+
+
 def job_view(
     world: World, job: Job, live: LiveRun | None, known: Progress | None = None
 ) -> JobView:
@@ -102,7 +112,7 @@ def job_view(
     if working or job.state == "fusing":
         # Never behind what is kept: the first reports of a run have not trained anything yet.
         if live is not None:
-            epoch = max(epoch, live.epoch.get(0, float(first.epoch) if first else 0.0))
+            epoch = max(epoch, _epoch_of_all(roots, live))
         elif known is not None and known.run == job.run:
             epoch = max(epoch, known.epoch)
     loss = live.loss.get(0) if live else None

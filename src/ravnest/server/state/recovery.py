@@ -6,7 +6,7 @@ goes on from their weights in a new run. Whoever teaches runs to go on without a
 `after_loss`, and nothing else has to know.
 """
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
 from ravnest.server.state.records import Job, Part, Run
@@ -28,22 +28,41 @@ def after_loss(run: Run, parts: Iterable[Part], lost: Part) -> Losses:
     return Losses(stop=len(mates) < len(others), drop=mates)
 
 
-def fusible(parts: Iterable[Part]) -> int | None:
-    """The cluster whose stages have all been brought back; of several the one that is furthest."""
+def brought_back(parts: Iterable[Part]) -> dict[int, list[Part]]:
+    """The clusters of which every stage has come back, and their stages."""
     clusters: dict[int, list[Part]] = {}
     for part in parts:
         clusters.setdefault(part.cluster, []).append(part)
-    whole = [id for id, stages in clusters.items() if all(part.has_results for part in stages)]
-    return max(whole, key=lambda id: (epochs_of(clusters[id]), -id), default=None)
+    return {
+        id: stages for id, stages in clusters.items() if all(part.has_results for part in stages)
+    }
 
 
-def epochs_of(stages: Iterable[Part]) -> int:
-    return min((part.end.epochs_done if part.end else 0 for part in stages), default=0)
+def fusible(parts: Iterable[Part]) -> int | None:
+    """The cluster whose stages have all been brought back; of several the one that is furthest."""
+    whole = brought_back(parts)
+    return max(whole, key=lambda id: (epochs_of(whole[id]), -id), default=None)
 
 
-def is_done(stages: Iterable[Part]) -> bool:
+def epochs_of(parts: Iterable[Part]) -> int:
+    """How often all of these have been through their rows. Clusters are not equally fast: what
+    only the fastest has done has not been done with the others' rows."""
+    return min((part.end.epochs_done if part.end else 0 for part in parts), default=0)
+
+
+def is_done(parts: Iterable[Part]) -> bool:
     """Whether these have trained to the end."""
-    return all(part.end is not None and part.end.outcome == "done" for part in stages)
+    return all(part.end is not None and part.end.outcome == "done" for part in parts)
+
+
+def what_is_missing(run: Run, parts: Iterable[Part], kept: Collection[int]) -> str:
+    """Of a job that is done: whose rows were not learned to the end, and why."""
+    lost = sorted({part.cluster for part in parts} - set(kept))
+    if not lost:
+        return ""
+    names = ", ".join(map(str, lost))
+    who = f"cluster {names} was" if len(lost) == 1 else f"clusters {names} were"
+    return f"{who} lost on the way{f': {run.cause}' if run.cause else ''}"
 
 
 def gives_up(job: Job) -> bool:

@@ -5,7 +5,15 @@ from ravnest.api.work import MOST_METRICS
 from ravnest.server.state import pool
 from ravnest.server.state.effects import Fuse, Hand, Wake
 from ravnest.server.state.records import Job, Part, Run, part_id
-from ravnest.server.state.recovery import after_loss, epochs_of, fusible, gives_up, is_done
+from ravnest.server.state.recovery import (
+    after_loss,
+    brought_back,
+    epochs_of,
+    fusible,
+    gives_up,
+    is_done,
+    what_is_missing,
+)
 from ravnest.server.state.words import counted
 from ravnest.server.state.world import Pulse, World
 
@@ -150,22 +158,26 @@ def order_fusing(world: World, run: Run) -> None:
 
 def fused(world: World, run: Run, size: int, now: float) -> None:
     job = world.jobs[run.job]
-    stages = [part for part in world.of_run[run.job] if part.cluster == run.fuses]
-    done = epochs_of(stages)
+    parts = [part for part in world.of_run[run.job] if part.cluster not in run.unfusible]
+    kept = brought_back(parts)
+    trained = [part for stages in kept.values() for part in stages]
+    done = epochs_of(trained)
     if done > job.epochs_done:
         job.lost_runs, job.cause = 0, ""
     job.epochs_done, job.fused_run, job.result_bytes = done, run.number, size
-    for part in stages:
+    for part in (part for part in trained if part.cluster == run.fuses):
         for name, value in (part.end.metrics if part.end else {}).items():
             if name in job.metrics or len(job.metrics) < MOST_METRICS:
                 job.metrics[name] = value
     world.save_job(job)
     world.note(now, "info", f"the weights after {counted(done, 'epoch')} are fused", job.id)
-    if is_done(stages):
+    if is_done(trained):
         _end_run(world, run, now)
         job.ended_at = now
-        world.move(job, "done")
-        world.note(now, "info", "the job is done", job.id)
+        missing = what_is_missing(run, world.of_run[run.job], kept)
+        world.move(job, "done", missing)
+        words = f"the job is done{f', but {missing}' if missing else ''}"
+        world.note(now, "warning" if missing else "info", words, job.id)
     else:
         conclude(world, run, now)
 
