@@ -118,6 +118,7 @@ def test_the_first_thing_said_is_who_it_is_and_what_it_is_at():
     control = Control(FACTS, CAPS)
     (hello,) = said(control.opened())
     assert hello == Hello(protocol=1, facts=FACTS, caps=CAPS, state="idle")
+    assert said(Control(FACTS, CAPS, name="grace").opened())[0].name == "grace"
     busy = at("training")
     busy.closed()
     (hello,) = said(busy.opened())

@@ -43,6 +43,15 @@ def test_without_options_nothing_is_limited(joined, tmp_path, capsys):
     assert settings.caps == Caps()
     assert (settings.listen, settings.advertise, settings.once) == ("0.0.0.0:0", (), False)
     assert capsys.readouterr().out == "returned to the pool\n"
+    assert not settings.is_named
+
+
+@pytest.mark.parametrize("name", ["grace", "mei's MacBook 🍏"])
+def test_a_name_that_is_changed_is_told(joined, capsys, name):
+    assert main(["join", "host", "--name", name]) == 0
+    assert joined.settings.is_named
+    told = "will be called 'meis MacBook'" in capsys.readouterr().out
+    assert told == (joined.settings.name != name)
 
 
 def test_every_option_arrives(joined, tmp_path):

@@ -52,6 +52,7 @@ class Agent:
             facts,
             settings.caps,
             once=settings.once,
+            name=settings.name if settings.is_named else None,
             may_run=lambda new: sandbox.reason_against(new, settings.caps),
         )
         self._channel = Channel(around.client, self, pauses)

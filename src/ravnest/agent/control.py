@@ -55,6 +55,7 @@ class Control(Errands):
             state=self.state,
             assignment=self.assignment,
             paused=self.paused,
+            name=self.name,
         )
         return [Say(hello)]
 

@@ -12,6 +12,8 @@ class AgentSettings:
     address: ServerAddress
     home: Path
     name: str
+    is_named: bool = False
+    """By its owner, who may call it something else than when it was enrolled."""
     caps: Caps = field(default_factory=Caps)
     device: str | None = None
     """None: the best there is."""

@@ -42,6 +42,8 @@ class Standing:
     caps: Caps
     once: bool = False
     """Leave after one assignment."""
+    name: str | None = None
+    """What the owner wants it to be called; None if that was not said."""
     may_run: Callable[[Assignment], str | None] = lambda _: None
     """Why this machine cannot take an assignment, if there is a reason of its own."""
     provider: int | None = None

@@ -51,6 +51,8 @@ class Hello(ToServer, frozen=True, kw_only=True, tag="hello"):
     """What it is at work on, with its state above."""
     paused: bool = False
     """It takes no new work, as far as it knows."""
+    name: Name | None = None
+    """What its owner wants it to be called, if that was said: it may have changed."""
 
 
 class Beat(ToServer, frozen=True, kw_only=True, tag="beat"):

@@ -115,9 +115,16 @@ def command(url: str, token: str | None, memory: float | None, log_json: bool, *
     from ravnest.agent.settings import AgentSettings
     from ravnest.api.tokens import Token
 
+    show = _json_line if log_json else _line
     settings = _settings(AgentSettings, url, memory, given)
+    if settings.is_named and settings.name != given["name"]:
+        show(
+            "named",
+            f"this machine will be called {settings.name!r}: names have letters of ASCII, digits, "
+            "spaces and _.:+/@()-",
+        )
     parsed = Token.parse(token) if token else None
-    struck = asyncio.run(join(settings, parsed, _json_line if log_json else _line))
+    struck = asyncio.run(join(settings, parsed, show))
     return 0 if struck is None else EXIT_SIGNALLED + struck
 
 
@@ -138,6 +145,7 @@ def _settings(kind: Any, url: str, memory: float | None, given: dict[str, Any]) 
         address=ServerAddress.parse(url, insecure=given["insecure"]),
         home=(given["home"] or home() / "provider").absolute(),
         name=a_name(given["name"] or platform.node()),
+        is_named=bool(given["name"]),
         caps=Caps(
             memory_bytes=None if memory is None else int(memory * 1e9),
             threads=given["threads"],

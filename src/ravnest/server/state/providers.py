@@ -27,6 +27,10 @@ def connected(world: World, id: int, hello: Hello, now: float) -> None:
     if not presence.connected:
         presence.since = now
         world.note(now, "info", f"{provider.name} is connected", provider=id)
+    if hello.name is not None and hello.name != provider.name:
+        world.note(now, "info", f"{provider.name} is called {hello.name} now", provider=id)
+        provider.name = hello.name
+        world.save_provider(provider)
     presence.connected, presence.seen_at = True, now
     presence.state, presence.assignment = hello.state, hello.assignment
     presence.leaving, presence.told_to_drop, presence.introduced = False, None, False
