@@ -46,6 +46,7 @@ from ravnest.api.control import (
 )
 from ravnest.api.limits import FileRef
 from ravnest.api.machine import Caps
+from ravnest.api.tokens import Token
 from ravnest.api.work import Neighbour
 from ravnest.errors import RunDirError, ServerError, TokenError
 
@@ -689,6 +690,22 @@ def test_an_identity_is_kept_and_needs_no_token_later(tmp_path):
         assert list(server.credentials.values()) == [7]
 
     run(test, tmp_path)
+
+
+@pytest.mark.parametrize("refused", [True, False])
+def test_the_server_is_asked_before_this_machine_is_measured(tmp_path, monkeypatch, refused):
+    """Which takes seconds: in vain, if the token is not good, or of another server."""
+    told = []
+
+    async def test(server):
+        server.refuses_tokens = refused
+        other = Token.make("provider", b"\1" * 16)
+        settings = AgentSettings(address=server.address, home=tmp_path / "home", name="toy")
+        with pytest.raises(TokenError, match="expired" if refused else "not the server that"):
+            await join(settings, server.token() if refused else other, lambda *it: told.append(it))
+
+    run(test, tmp_path)
+    assert told == []
 
 
 def test_without_identity_and_token_it_says_what_is_missing(tmp_path):

@@ -42,6 +42,7 @@ class ToyServer:
         self.said = asyncio.Queue()
         self.files, self.results, self.calls = {}, {}, {}
         self.refuses = None
+        self.refuses_tokens = False
         self.passing = []
         """Statuses that the next results get for an answer."""
         self.asked = []
@@ -115,6 +116,7 @@ class ToyServer:
         return Starlette(
             routes=[
                 Route(f"{api}/authority", self._authority),
+                Route(f"{api}/whoami", self._whoami),
                 Route(f"{api}/enrol", self._enrol, methods=["POST"]),
                 Route(f"{api}/probe/down", self._down),
                 Route(f"{api}/probe/up", self._up, methods=["POST"]),
@@ -128,6 +130,11 @@ class ToyServer:
 
     async def _authority(self, request):
         return PlainTextResponse(self.authority.pem)
+
+    async def _whoami(self, request):
+        if self.refuses_tokens:
+            return _json(Problem(error="this token has expired", code="unauthorized"), 401)
+        return _json(Problem(error="a provider does not look", code="forbidden"), 403)
 
     async def _enrol(self, request):
         asked = msgspec.json.decode(await request.body(), type=Enrol)

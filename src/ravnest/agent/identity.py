@@ -24,6 +24,7 @@ from ravnest.api.machine import Caps, MachineFacts
 from ravnest.api.requests import Enrol, Enrolled, Renew, Renewed
 from ravnest.api.tokens import Credential, Token
 from ravnest.client.address import ServerAddress
+from ravnest.client.answers import AnswerError
 from ravnest.client.http import HttpClient
 from ravnest.client.known import write_private
 from ravnest.client.trust import fetch_authority, fingerprint_of_pem
@@ -31,6 +32,7 @@ from ravnest.errors import RunDirError, ServerError, TokenError
 
 RENEWED_BEFORE = datetime.timedelta(days=60)
 """How long before its end a certificate is replaced."""
+_UNAUTHORIZED = 401
 
 
 class IdentityFile(msgspec.Struct, kw_only=True):
@@ -116,6 +118,26 @@ def _read(path: Path) -> IdentityFile:
         ) from error
 
 
+def check_token(address: ServerAddress, token: Token) -> None:
+    """Before a machine is measured for a while: is it the server, and does it take this?"""
+    with HttpClient(address, authority=_authority_for(address, token), bearer=str(token)) as client:
+        try:
+            client.get_bytes("/whoami")
+        except AnswerError as error:
+            # That it tells a provider nothing else is no reason not to enrol.
+            if error.status == _UNAUTHORIZED:
+                raise
+
+
+def _authority_for(address: ServerAddress, token: Token) -> str | None:
+    if token.role != "provider":
+        raise TokenError(
+            f"this is the token of a {token.role}; joining needs one of a provider, which "
+            "`ravnest server` prints and `ravnest token make provider` makes"
+        )
+    return fetch_authority(address, token.fingerprint) if address.scheme == "https" else None
+
+
 def enrol(
     home: Path,
     address: ServerAddress,
@@ -126,14 +148,7 @@ def enrol(
     caps: Caps,
 ) -> Identity:
     """Become a provider. The token is spent on this alone and not kept."""
-    if token.role != "provider":
-        raise TokenError(
-            f"this is the token of a {token.role}; joining needs one of a provider, which "
-            "`ravnest server` prints and `ravnest token make provider` makes"
-        )
-    authority = None
-    if address.scheme == "https":
-        authority = fetch_authority(address, token.fingerprint)
+    authority = _authority_for(address, token)
     key = ec.generate_private_key(ec.SECP256R1())
     request = Enrol(name=name, facts=facts, caps=caps, key_request=_signing_request(key, name))
     with HttpClient(address, authority=authority, bearer=str(token)) as client:

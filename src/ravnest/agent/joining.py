@@ -11,7 +11,15 @@ from ravnest.agent.agent import Agent, Show
 from ravnest.agent.channel import Pauses
 from ravnest.agent.errand import Surroundings
 from ravnest.agent.folders import AssignmentFolder
-from ravnest.agent.identity import Identity, enrol, fits, forget, load_identity, only_agent
+from ravnest.agent.identity import (
+    Identity,
+    check_token,
+    enrol,
+    fits,
+    forget,
+    load_identity,
+    only_agent,
+)
 from ravnest.agent.machine import (
     facts_of,
     free_disk,
@@ -52,6 +60,8 @@ async def join(
         )
     settings.home.mkdir(parents=True, exist_ok=True, mode=0o700)
     with only_agent(settings.home, settings.address):
+        if token is not None and _known(settings, token) is None:
+            await asyncio.to_thread(check_token, settings.address, token)
         if speed is None:
             speed = await _measured(settings, show)
         while True:
@@ -89,12 +99,18 @@ async def _measured(settings: AgentSettings, show: Show) -> Speed:
     return speed
 
 
+def _known(settings: AgentSettings, token: Token | None) -> Identity | None:
+    """The stored one, if it is of the server that the token is of."""
+    identity = load_identity(settings.home, settings.address)
+    return identity if identity and (token is None or fits(identity, token)) else None
+
+
 def _identity(
     settings: AgentSettings, token: Token | None, speed: Speed, show: Show
 ) -> tuple[Identity, bool]:
     """The stored one, if it is of this server; else a new one for the token."""
-    identity = load_identity(settings.home, settings.address)
-    if identity is not None and (token is None or fits(identity, token)):
+    identity = _known(settings, token)
+    if identity is not None:
         return identity, False
     assert token is not None, "looked at before"
     identity = enrol(
