@@ -10,7 +10,7 @@ from scripted import Scripted, body_of, break_off, say
 
 from ravnest.api.requests import Health, JobAction
 from ravnest.client.address import ServerAddress
-from ravnest.client.answers import AnswerError
+from ravnest.client.answers import AnswerError, refusal
 from ravnest.client.http import BrokenOffError, HttpClient
 from ravnest.client.trust import fetch_authority, fingerprint_of_pem
 from ravnest.errors import JobError, ServerError, TokenError
@@ -84,6 +84,14 @@ def test_an_answer_in_nobodys_words_is_quoted_shortly(server):
     assert len(str(said.value)) < 300
 
 
+def test_a_servers_words_do_not_steer_the_terminal():
+    problem = b'{"error": "no\\u001b]0;owned\\u0007", "code": "invalid"}'
+    for body in (problem, b"no\x1b]0;owned\x07"):
+        error = refusal(400, body, "/overview")
+        assert "owned" in str(error)
+        assert str(error).isprintable()
+
+
 def test_an_answer_of_another_kind_asks_for_the_same_version(server):
     server.answers["GET", "/api/v1/overview"] = lambda handler: say(handler, 200, '{"status": 7}')
     with server.client() as client, pytest.raises(ServerError, match="same version"):
@@ -127,6 +135,13 @@ def test_another_servers_token_does_not_fit(server):
     other = fingerprint_of_pem(Authority().keys("x").authority.decode())
     with pytest.raises(TokenError, match="is not the server that the token is from"):
         fetch_authority(server.address, other)
+
+
+def test_whoever_has_no_authority_is_no_server():
+    with Scripted() as server:
+        server.answers["GET", "/api/v1/authority"] = lambda handler: say(handler, 404, "<html>")
+        with pytest.raises(ServerError, match=r"is no Ravnest server .*/authority .* status 404"):
+            fetch_authority(server.address, b"")
 
 
 @pytest.mark.parametrize("content", ["no certificate", "x" * 100_000])

@@ -67,7 +67,13 @@ def fetch_authority(address: ServerAddress, fingerprint: bytes) -> str:
     except httpx.HTTPError as error:
         raise ServerError(failure_in_words(error, address)) from error
     if answer.status_code != 200:
-        raise refusal(answer.status_code, bytes(received), url)
+        said_no = refusal(answer.status_code, bytes(received), url)
+        if said_no.code == "foreign" and not said_no.passes:
+            raise ServerError(
+                f"{address} is no Ravnest server (is the port right?): {url} answers with status "
+                f"{said_no.status}"
+            )
+        raise said_no
     authority = received.decode("ascii", errors="replace")
     if fingerprint_of_pem(authority) != fingerprint:
         raise TokenError(
