@@ -42,6 +42,7 @@ def test_a_missing_parameter_is_named_with_what_it_may_be():
         ({"lr": True}, "'lr' .* is True; expected a number"),
         ({"lr": -1}, "'lr' .* is -1; expected a number from 0"),
         ({"lr": float("nan")}, "'lr' .* is nan; expected a number"),
+        ({"lr": 10**400}, "'lr' .* expected a number"),
         ({"lr": None}, "'lr' .* is None; expected a number"),
         ({"betas": [0.9]}, "'betas' .* expected a list of 2 numbers from 0 up to 1"),
         ({"betas": [0.9, 2.0]}, "'betas' .* expected a list of 2 numbers"),

@@ -53,10 +53,17 @@ def test_strangers_learn_nothing_but_health_and_the_authority(server):
         assert stranger.get("/healthz").json()["status"] == "ok"
         assert "BEGIN CERTIFICATE" in stranger.get("/api/v1/authority").text
         for one in routes:
-            path = one.path.replace("{provider:int}", "1")
+            path = one.path.replace("{provider:number}", "1")
             answer = stranger.request(one.method, path.replace("{", "").replace("}", ""))
             assert answer.status_code == 401, one.path
-        for path in ("/nothing", "/api/v1/nothing", "/api/v2/overview", "/..%2f..%2fetc/passwd"):
+        long = f"/api/v1/providers/{'9' * 5000}/action"
+        for path in (
+            long,
+            "/nothing",
+            "/api/v1/nothing",
+            "/api/v2/overview",
+            "/..%2f..%2fetc/passwd",
+        ):
             assert stranger.get(path).status_code == 401
 
 
@@ -80,7 +87,7 @@ def test_a_role_may_what_the_table_says(server, role, may, monkeypatch):
         for one in table(server.ready.service):
             if one.right is None or one.path.endswith("/stream"):
                 continue
-            path = one.path.replace("{provider:int}", "99").replace("{", "").replace("}", "")
+            path = one.path.replace("{provider:number}", "99").replace("{", "").replace("}", "")
             answer = client.request(one.method, server.url + path)
             assert (answer.status_code == 403) == (one.right not in may), one.path
 
@@ -434,7 +441,7 @@ def test_numbers_in_a_query_are_checked(server, requester):
 def test_every_route_is_documented_with_its_structures(server, requester):
     document = requester.get("openapi.json").json()
     for one in table(server.ready.service):
-        path = one.path.replace(":path", "").replace(":int", "")
+        path = one.path.replace(":path", "").replace(":number", "")
         operation = document["paths"][path][one.method.lower()]
         assert operation["summary"] == one.summary
         assert ("requestBody" in operation) == (one.body is not None)

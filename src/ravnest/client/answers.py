@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import httpx
 import msgspec
 
+from ravnest.api.limits import plain
 from ravnest.api.requests import Problem
 from ravnest.client.address import ServerAddress
 from ravnest.errors import JobError, RavnestError, ServerError, TokenError
@@ -55,6 +56,7 @@ def refusal(status: int, body: bytes, path: str) -> AnswerError:
         start = body[:_MOST_FOREIGN_TEXT].decode("utf-8", errors="replace").strip()
         text = f"{path} answers with status {status}" + (f": {start}" if start else "")
         code = "unauthorized" if status == 401 else "foreign"
+    text = plain(text)  # it goes to a terminal
     kind: type[AnswerError] = SaidNoError
     if status in (401, 403):
         kind = TokenRefusedError

@@ -5,7 +5,7 @@ to the modules that fill the registries.
 """
 
 import difflib
-import math
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Generic, Literal, TypeVar
@@ -78,7 +78,7 @@ class Param:
 
     def _in_range(self, value: float) -> bool:
         return (
-            math.isfinite(value)
+            abs(value) <= sys.float_info.max  # a whole number may be more
             and (self.low is None or value >= self.low)
             and (self.high is None or value <= self.high)
             and (self.above is None or value > self.above)

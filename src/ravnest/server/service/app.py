@@ -41,7 +41,7 @@ def make_app(service: Service) -> Starlette:
     ]
     routes += [
         WebSocketRoute("/api/v1/agent", service.control.serve),
-        WebSocketRoute("/api/v1/relay/dial/{assignment}/{provider:int}", service.relay.dial),
+        WebSocketRoute("/api/v1/relay/dial/{assignment}/{provider:number}", service.relay.dial),
         WebSocketRoute("/api/v1/relay/accept/{call}", service.relay.accept),
     ]
 

@@ -11,10 +11,11 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, TypeVar
 
 import msgspec
+from starlette.convertors import Convertor, register_url_convertor
 from starlette.requests import HTTPConnection, Request
 from starlette.responses import Response
 
-from ravnest.errors import RavnestError
+from ravnest.errors import RavnestError, ServerError
 from ravnest.server.access import ONLOOKER, Caller, Right
 from ravnest.server.service.gate import Gate
 from ravnest.server.service.patience import Patience, in_time
@@ -156,6 +157,9 @@ class Desk:
         """The answer to something that is not done; the reason is logged, secrets are not in it."""
         if isinstance(error, Refusal):
             refusal = error
+        elif isinstance(error, ServerError):  # of the store, which is nobody else's business
+            logger.error("%s failed: %s", route, error)
+            refusal = Refusal("failed", "the server cannot keep anything now; its log says why")
         elif isinstance(error, RavnestError):
             refusal = Refusal(_code_of(error), str(error))
         else:
@@ -176,6 +180,21 @@ class Desk:
 
 def _code_of(error: RavnestError) -> Code:
     return "invalid" if isinstance(error, ValueError) else "failed"
+
+
+class _Number(Convertor[int]):
+    """An id in a path; of a length that can be read."""
+
+    regex = "[0-9]{1,9}"
+
+    def convert(self, value: str) -> int:
+        return int(value)
+
+    def to_string(self, value: int) -> str:
+        return str(value)
+
+
+register_url_convertor("number", _Number())
 
 
 def written(answer: Any) -> Response:

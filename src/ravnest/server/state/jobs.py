@@ -9,10 +9,12 @@ from ravnest.server.state.records import ENDED_JOBS, Job
 from ravnest.server.state.words import counted
 from ravnest.server.state.world import World
 
+NEW = "not looked at yet"
+
 
 def submitted(world: World, job: Job, now: float) -> None:
     world.jobs[job.id] = job
-    world.move(job, "waiting", "not looked at yet")
+    world.move(job, "waiting", NEW)
     world.save_job(job)
     world.note(now, "info", f"{job.name} was submitted by {job.owner_name}", job.id)
 
@@ -36,7 +38,7 @@ def consider(world: World, now: float) -> None:
             settled_at = _hold(world, settled_at, now)
         if now < settled_at:
             world.order(Wake(at=settled_at))
-            if job.state == "waiting" and not job.reason:
+            if job.state == "waiting" and job.reason == NEW:
                 world.move(job, "waiting", "the pool is changing")
             continue
         if not retrying.is_due(world, job.id, now):

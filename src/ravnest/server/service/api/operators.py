@@ -70,7 +70,7 @@ def endpoints(service: Service) -> list[Endpoint]:
         Endpoint("DELETE", "/api/v1/tokens/{token}", "operate", here.revoke, "Revoke a token"),
         Endpoint(
             "POST",
-            "/api/v1/providers/{provider:int}/action",
+            "/api/v1/providers/{provider:number}/action",
             "operate",
             here.steer,
             "Pause, resume or remove a provider",
