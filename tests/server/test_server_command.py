@@ -110,6 +110,17 @@ def test_a_second_server_on_the_same_folder_is_refused(start):
     assert "another server is running" in errors
 
 
+def test_a_second_server_touches_nothing_of_the_first_also_with_another_store(start, tmp_path):
+    start()
+    on_its_way = tmp_path / "server" / "incoming" / "half"
+    on_its_way.write_bytes(b"x")
+    second = start("--store", str(tmp_path / "other.db"))
+    _, errors = second.process.communicate(timeout=60)
+    assert second.process.returncode == 1
+    assert "another server is running in" in errors
+    assert on_its_way.exists()
+
+
 def test_a_port_that_is_taken_is_named(start, tmp_path):
     port = start().line["port"]
     second = start("--port", str(port), folder=tmp_path / "other")

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+import filelock
 import psutil
 import uvicorn
 
@@ -73,6 +74,8 @@ async def serve(
         # Of two servers with the same folder and port the second ends here.
         listener = stack.enter_context(_listen(listening))
         folders.make()
+        # And with the same folder, another port and, by mistake, another store: here.
+        stack.enter_context(_alone_in(folders))
         # Before anything is written: these files may be why the disk is full.
         folders.empty_incoming()
         now = datetime.datetime.now(datetime.UTC)
@@ -184,6 +187,18 @@ def _addresses(scheme: str, port: int, names: tuple[str, ...]) -> str:
     found = ["127.0.0.1", *names] if scheme == "https" else ["127.0.0.1"]
     hosts = dict.fromkeys(f"[{name}]" if ":" in name else name for name in found)
     return "".join(f"{scheme}://{host}:{port}\n" for host in hosts)
+
+
+@contextlib.contextmanager
+def _alone_in(folders: Folders) -> Iterator[None]:
+    try:
+        with filelock.FileLock(folders.root / "server.lock", timeout=0):
+            yield
+    except filelock.Timeout:
+        raise ServerError(
+            f"another server is running in {folders.root}; stop it first, or give this one a "
+            "folder of its own (--data DIR)"
+        ) from None
 
 
 @contextlib.contextmanager
