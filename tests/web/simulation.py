@@ -500,6 +500,7 @@ def _plan() -> PlanView:
         idle=((6, "would be idle most of the time: the pool is 1 % faster with it"),),
         warnings=("mini and ada-laptop talk through the server: 2.1 MB/s of its bandwidth",),
         report="Cluster 0: 4.3 batches/s, limited by computing of node_2\n"
+        f"  provider  role  {'memory / limit, as wide as the table of a plan is  ' * 5}\n"
         "Cluster 1: 3.1 batches/s, limited by the link of node_4\n\n"
         "7.4 batches/s together, 2.2 on the fastest machine alone: 3.4 times as fast",
     )

@@ -1,6 +1,7 @@
 """What people see: pages render, follow what happens, and work on small and dark screens."""
 
 import asyncio
+from typing import Any
 
 import pytest
 from msgspec.structs import replace
@@ -386,6 +387,35 @@ def test_nothing_sticks_out_on_a_phone(visit: Visit) -> None:
     visit.open("#/events")
     expect(page.locator(".event").first).to_be_visible()
     assert overflow(page) == 0
+
+
+@pytest.mark.parametrize("context", [{}, PHONE], ids=["desktop", "phone"])
+def test_the_whole_plan_scrolls_by_itself_and_not_the_page(
+    browser: BrowserThread, context: dict[str, Any]
+) -> None:
+    def opened(visit: Visit) -> None:
+        page = visit.open(JOB_PAGE)
+        page.get_by_text("The whole plan").click()
+        report = page.locator(".plan details pre")
+        expect(report).to_contain_text("as wide as the table of a plan is")
+        assert report.evaluate("one => one.scrollWidth > one.clientWidth")
+        assert overflow(page) == 0
+
+    in_browser(after_a_while, **context)(opened)(browser)
+
+
+@in_browser(after_a_while)
+def test_a_timeline_that_nobody_has_looked_at_says_what_it_will_be(visit: Visit) -> None:
+    page = visit.open(JOB_PAGE)
+    page.set_viewport_size({"width": 1280, "height": 300})
+    page.reload()
+    empty = page.locator(".timeline-empty")
+    expect(empty).to_contain_text("second by second")
+    page.locator(".timeline").scroll_into_view_if_needed()
+    visit.site.advance(1.0)
+    expect(page.locator(".timeline-label")).to_have_count(5)
+    expect(page.locator(".timeline-canvas")).to_be_visible()
+    expect(empty).to_be_hidden()
 
 
 @in_browser(color_scheme="dark")

@@ -14,6 +14,7 @@ const BEHIND_S = 1.5;
 const [SHORTEST_S, LONGEST_S] = [0.2, 40];
 const FRAME_MS = 40;
 const OVERLAP_S = 3;
+const UNTOLD = "Who computes what, second by second, is shown here as soon as machines have told it.";
 const AT_WORK = new Set(["running", "paused", "stopping"]);
 
 export class TimelineCard {
@@ -46,10 +47,12 @@ export class TimelineCard {
 
     this.canvas = h("canvas", {
       class: "timeline-canvas",
+      hidden: true,
       tabindex: 0,
       role: "img",
       "aria-label": "Timeline of the pipeline. Space holds it, arrow keys move it, plus and minus zoom.",
     });
+    this.empty = h("p", { class: "soft small timeline-empty" }, UNTOLD);
     this.painter = new Painter(this.canvas);
     this.labels = h("ol", { class: "timeline-labels" });
     this.tip = h("div", { class: "timeline-tip", hidden: true });
@@ -76,7 +79,7 @@ export class TimelineCard {
         "div",
         { class: "card-body" },
         this.shares,
-        h("div", { class: "timeline" }, this.labels, h("div", { class: "timeline-place" }, this.canvas, this.tip)),
+        h("div", { class: "timeline" }, this.labels, h("div", { class: "timeline-place" }, this.empty, this.canvas, this.tip)),
       ),
     });
     this.element.hidden = true;
@@ -186,7 +189,9 @@ export class TimelineCard {
     const wanted = JSON.stringify(this.rows.map((row) => [row.provider, this.names.get(row.provider)]));
     if (wanted === this.labelled) return;
     this.labelled = wanted;
-    this.element.hidden = this.rows.length === 0;
+    this.canvas.hidden = this.rows.length === 0;
+    this.empty.hidden = !this.canvas.hidden;
+    this.element.hidden = this.canvas.hidden && !this.working;
     this.labels.replaceChildren(
       ...this.rows.map((row) =>
         h(
