@@ -52,9 +52,13 @@ def _ask(world: World, provider: Provider, others: Sequence[Provider], now: floa
         return
     world.send(provider.id, Probe(peers=peers))
     asked, _ = world.probing.get(provider.id, (frozenset(), 0.0))
-    until = now + world.settings.probe_s
+    until = now + _patience(world, len(peers))
     world.probing[provider.id] = (asked | {peer.provider for peer in peers}, until)
     world.order(Wake(at=until))
+
+
+def _patience(world: World, peers: int) -> float:
+    return world.settings.probe_s + world.settings.probe_each_s * peers
 
 
 def answered(world: World, provider: Provider) -> None:
@@ -71,7 +75,8 @@ def answered(world: World, provider: Provider) -> None:
 def measured_by(world: World, now: float) -> float:
     """Until when the lines between free providers are being measured."""
     for id, (_, until) in list(world.probing.items()):
-        put_back = until > now + world.settings.probe_s  # the clock, since it was asked
+        # Further ahead than it was ever put: the clock was put back.
+        put_back = until > now + _patience(world, world.settings.most_peers)
         if until <= now or put_back or id not in world.free:
             del world.probing[id]
     return max((until for _, until in world.probing.values()), default=now)

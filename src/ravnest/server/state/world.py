@@ -30,8 +30,10 @@ class Settings:
     """How long that is waited for: a large pool never stays as it is."""
     return_s: float = 10.0
     """How long agents have to come back after the server's start, before pools are judged."""
-    probe_s: float = 15.0
-    """How long planning waits for lines between providers that are being measured."""
+    probe_s: float = 10.0
+    """How long planning waits for lines between providers that are being measured,"""
+    probe_each_s: float = 2.0
+    """and so much longer for each of them: a machine measures one at a time."""
     most_peers: int = 16
     retry_s: float = 10.0
     """How long after a process has died another one is started for the same."""
