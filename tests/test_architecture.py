@@ -16,7 +16,7 @@ SRC = Path(__file__).parents[1] / "src"
 
 # A room is the first name after `ravnest.`, a folder or a single file. The table says which other
 # rooms it may import; a room that is not built yet costs nothing.
-PLAIN = {"api", "errors", "plan", "config", "rundir", "lifeline", "exits", "outcome"}
+PLAIN = {"api", "errors", "plan", "config", "rundir", "lifeline", "exits", "outcome", "release"}
 ROOMS = {
     **dict.fromkeys(PLAIN, PLAIN),
     "stage": PLAIN,
@@ -79,17 +79,23 @@ DECIDING = {
     "ravnest.provider.averaging.wishes",
     "ravnest.server.changes",
     "ravnest.server.state.deadlines",
+    "ravnest.server.state.declining",
     "ravnest.server.state.effects",
     "ravnest.server.state.events",
+    "ravnest.server.state.fusing",
     "ravnest.server.state.introducing",
     "ravnest.server.state.jobs",
+    "ravnest.server.state.leaving_out",
     "ravnest.server.state.machine",
     "ravnest.server.state.parts",
     "ravnest.server.state.pool",
     "ravnest.server.state.providers",
     "ravnest.server.state.records",
     "ravnest.server.state.recovery",
+    "ravnest.server.state.retrying",
     "ravnest.server.state.runs",
+    "ravnest.server.state.standstill",
+    "ravnest.server.state.words",
     "ravnest.server.state.world",
 }
 NOT_FOR_DECIDING = {"asyncio", "grpc", "socket", "threading", "time", "torch"}

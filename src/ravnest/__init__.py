@@ -7,8 +7,9 @@ Names are imported when they are first used, so that `ravnest --help` does not w
 """
 
 import importlib
-from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
+
+from ravnest.release import VERSION
 
 if TYPE_CHECKING:
     from ravnest.node import Node
@@ -19,10 +20,7 @@ if TYPE_CHECKING:
     from ravnest.trainer import Trainer
     from ravnest.utils import model_fusion, set_seed
 
-try:
-    __version__ = version("ravnest")
-except PackageNotFoundError:  # run from a source tree that was never installed
-    __version__ = "0+unknown"
+__version__ = VERSION
 
 _HOMES = {
     "Averaging": "ravnest.provider.averaging.settings",

@@ -4,8 +4,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from state_simulation import Simulation
 
+from ravnest.api.views import ENDED_JOBS
 from ravnest.server.state.events import Fetched
-from ravnest.server.state.records import ENDED_JOBS
 
 CHOICES = {
     "talk": 12,

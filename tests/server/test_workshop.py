@@ -159,8 +159,7 @@ def test_a_process_that_takes_too_long_is_ended(made, tmp_path):
 
 def test_a_process_that_needs_too_much_memory_is_ended(made, tmp_path):
     outcome = do(tmp_path, order(made, pool=pool(50)), memory_bytes=20_000_000)
-    assert outcome.error
-    assert outcome.crashed
+    assert outcome.error  # that of Python or, if it came so far, ours
     assert not outcome.unfit
 
 

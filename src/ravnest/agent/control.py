@@ -35,7 +35,7 @@ from ravnest.api.control import (
     Steer,
     Welcome,
 )
-from ravnest.api.machine import Figures
+from ravnest.api.machine import Figures, provider_name
 
 _ALARMING_OFFSET_S = 60.0
 
@@ -93,7 +93,7 @@ class Control(Errands):
         first = self.provider is None
         self.provider, self.welcomed = welcome.provider, True
         out: Instructions = [KeepTime(welcome.heartbeat_s, welcome.report_s, offset_s)]
-        name = f"{welcome.name} (provider-{welcome.provider})"
+        name = f"{welcome.name} ({provider_name(welcome.provider)})"
         out.append(Tell("joined", f"joined as {name}" if first else f"connected again as {name}"))
         if abs(offset_s) > _ALARMING_OFFSET_S:
             out.append(

@@ -33,6 +33,7 @@ from ravnest.agent.peers import PeerListener
 from ravnest.agent.settings import AgentSettings
 from ravnest.agent.workload import Speed
 from ravnest.api.control import HAS_LEFT
+from ravnest.api.machine import provider_name
 from ravnest.api.tokens import Token
 from ravnest.errors import ServerError, TokenError
 
@@ -121,7 +122,7 @@ def _identity(
         facts=facts_of(speed),
         caps=settings.caps,
     )
-    show("enrolled", f"enrolled at {settings.address} as provider-{identity.provider}")
+    show("enrolled", f"enrolled at {settings.address} as {provider_name(identity.provider)}")
     return identity, True
 
 

@@ -9,7 +9,6 @@ import os
 import platform
 import re
 import sys
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import msgspec
@@ -20,6 +19,7 @@ from ravnest.api.limits import plain
 from ravnest.api.machine import Caps, MachineFacts
 from ravnest.api.work import WORKER_OVERHEAD_BYTES
 from ravnest.errors import NodeError
+from ravnest.release import VERSION
 
 _KEPT_FREE = 0.1
 """Of what is free now, for whatever else the machine does."""
@@ -50,20 +50,13 @@ def facts_of(speed: Speed) -> MachineFacts:
         system=f"{platform.system()} {platform.release()} {platform.machine()}"[:200],
         python=platform.python_version(),
         torch=speed.torch,
-        ravnest=own_version(),
+        ravnest=VERSION,
         cores=psutil.cpu_count() or 1,
         memory_bytes=psutil.virtual_memory().total,
         device=speed.device,
         device_name=plain(speed.device_name)[:200],
         device_memory_bytes=speed.device_memory_bytes,
     )
-
-
-def own_version() -> str:
-    try:
-        return version("ravnest")
-    except PackageNotFoundError:  # run from a source tree that was never installed
-        return "0+unknown"
 
 
 def a_name(text: str) -> str:

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 
 from ravnest.agent.identity import Identity
 from ravnest.api.control import PeerAddress
-from ravnest.api.machine import PeerFigure
+from ravnest.api.machine import PeerFigure, provider_name
 
 _PROTOCOL = "ravnest-probe/2"
 _FRAME = struct.Struct("!cI")
@@ -59,10 +59,6 @@ def _filled(context: ssl.SSLContext, identity: Identity) -> ssl.SSLContext:
     context.load_verify_locations(cadata=identity.authority)
     context.set_alpn_protocols([_PROTOCOL])
     return context
-
-
-def provider_name(provider: int) -> str:
-    return f"provider-{provider}"
 
 
 class PeerListener:

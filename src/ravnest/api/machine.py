@@ -10,6 +10,13 @@ Hours = Annotated[
     str, Meta(pattern=r"^([01][0-9]|2[0-3]):[0-5][0-9]-([01][0-9]|2[0-3]):[0-5][0-9]$(?!\n)")
 ]
 """Of the day, local time; may pass midnight: 22:00-07:00."""
+
+
+def provider_name(provider: int) -> str:
+    """In certificates, addresses of plans, and for people who have to tell machines apart."""
+    return f"provider-{provider}"
+
+
 ScriptConsent = Literal["never", "sandboxed", "always"]
 """Whether foreign Python may run here: not at all, only inside a sandbox, or in any case."""
 

@@ -26,6 +26,7 @@ JobState = Literal[
     "done",
     "failed",
 ]
+ENDED_JOBS: frozenset[JobState] = frozenset({"stopped", "done", "failed"})
 """waiting: the pool cannot hold the model yet (see `reason`). planned: waits to be started.
 preparing: providers fetch their parts. fusing: stages are put together. stopped: by request, can be
 resumed."""

@@ -28,6 +28,7 @@ def command(action: str, url: str | None, home: Path | None, insecure: bool) -> 
     and the server forgets this machine; coming back takes a token.
     """
     from ravnest.agent.identity import forget
+    from ravnest.api.machine import provider_name
     from ravnest.api.requests import ProviderAction
 
     identity, client = _find(url, home, insecure)
@@ -35,14 +36,14 @@ def command(action: str, url: str | None, home: Path | None, insecure: bool) -> 
         if action == "leave":
             client.post("/leave", None, type(None))
             forget(identity)
-            click.echo(f"provider-{identity.provider} leaves {client.address}")
+            click.echo(f"{provider_name(identity.provider)} leaves {client.address}")
         elif action == "status":
             _show_status(identity, client)
         else:
             wanted = ProviderAction(action="pause" if action == "pause" else "resume")
             client.post("/providers/me/action", wanted, type(None))
             done = "is paused" if action == "pause" else "takes work again"
-            click.echo(f"provider-{identity.provider} {done}")
+            click.echo(f"{provider_name(identity.provider)} {done}")
 
 
 def _find(url: str | None, home: Path | None, insecure: bool) -> "tuple[Identity, HttpClient]":
@@ -62,11 +63,12 @@ def _find(url: str | None, home: Path | None, insecure: bool) -> "tuple[Identity
 
 
 def _show_status(identity: "Identity", client: "HttpClient") -> None:
+    from ravnest.api.machine import provider_name
     from ravnest.api.views import ProviderView
 
     view = client.get("/providers/me", ProviderView)
     at = f" on job {view.job}" if view.job else ""
-    click.echo(f"{view.name} (provider-{view.id}) at {client.address}: {view.doing}{at}")
+    click.echo(f"{view.name} ({provider_name(view.id)}) at {client.address}: {view.doing}{at}")
     click.echo(
         f"offers {view.worker_limit_bytes / 1e9:.1f} GB, {view.gflops:.0f} GFLOP/s, "
         f"{view.up_mbps:.0f} Mbit/s up, {view.down_mbps:.0f} Mbit/s down"

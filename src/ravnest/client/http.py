@@ -9,7 +9,6 @@ import hashlib
 import ssl
 import threading
 from collections.abc import Collection, Iterator, Mapping
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from types import TracebackType
 from typing import Any, TypeVar
@@ -22,6 +21,7 @@ from ravnest.client.address import ServerAddress
 from ravnest.client.answers import failure_in_words, refusal
 from ravnest.client.trust import pinned_context
 from ravnest.errors import ServerError
+from ravnest.release import VERSION
 
 Query = Mapping[str, str | int | float]
 _Answer = TypeVar("_Answer")
@@ -52,7 +52,7 @@ class HttpClient:
             raise ServerError(f"{address} is not known yet: its authority has to be fetched first")
         self.context: ssl.SSLContext | None = pinned_context(authority) if authority else None
         timeout = _TIMEOUT if timeout_s is None else httpx.Timeout(timeout_s)
-        headers = {"User-Agent": f"ravnest/{_version()}"}
+        headers = {"User-Agent": f"ravnest/{VERSION}"}
         if bearer is not None:
             headers["Authorization"] = f"Bearer {bearer}"
         self._http = httpx.Client(
@@ -178,10 +178,3 @@ def hash_file(path: Path) -> tuple[str, int]:
     with path.open("rb") as file:
         sha256 = hashlib.file_digest(file, "sha256").hexdigest()
         return sha256, file.tell()
-
-
-def _version() -> str:
-    try:
-        return version("ravnest")
-    except PackageNotFoundError:  # run from a source tree that was never installed
-        return "0+unknown"

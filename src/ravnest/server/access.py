@@ -12,6 +12,7 @@ from typing import Literal
 
 import msgspec
 
+from ravnest.api.machine import provider_name
 from ravnest.api.requests import NewToken, Role, TokenShown
 from ravnest.api.tokens import Credential, Token, digest_of
 from ravnest.errors import TokenError
@@ -52,7 +53,9 @@ class Caller:
     @property
     def key(self) -> str:
         """What this caller's rates are counted under; no secret."""
-        return f"provider-{self.provider}" if self.provider is not None else self.token or self.name
+        return (
+            provider_name(self.provider) if self.provider is not None else self.token or self.name
+        )
 
 
 ONLOOKER = Caller("onlooker", "onlooker")
@@ -126,7 +129,7 @@ class Access:
             raise TokenError(
                 "this server does not know this credential; if the provider was removed, join again"
             )
-        return Caller("machine", f"provider-{shown.provider}", provider=shown.provider)
+        return Caller("machine", provider_name(shown.provider), provider=shown.provider)
 
     def make(
         self, wanted: NewToken, now: float, taken: Collection[str] = ()

@@ -20,6 +20,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from ravnest.api import SERVER_NAME
+from ravnest.api.machine import provider_name
 from ravnest.api.tokens import fingerprint_of
 from ravnest.errors import JobError, ServerError
 from ravnest.server.folders import PRIVATE, write_whole
@@ -83,10 +84,6 @@ class Authority:
             )
             .sign(self.key, hashes.SHA256())
         )
-
-
-def provider_name(provider: int) -> str:
-    return f"provider-{provider}"
 
 
 def open_authority(folder: Path, now: datetime.datetime) -> Authority:

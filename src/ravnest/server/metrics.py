@@ -15,13 +15,12 @@ from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
-from ravnest.api.views import JobState, JobView, ProviderState
+from ravnest.api.views import ENDED_JOBS, JobState, JobView, ProviderState
 from ravnest.server.service.views import provider_view
 from ravnest.server.state.world import World
 
 MOST_JOBS = 100
 """With series of their own: those that have not ended, the newest first, then those that have."""
-_ENDED = frozenset({"done", "stopped", "failed"})
 
 
 class Metrics:
@@ -97,7 +96,7 @@ class _Jobs(Collector):
         self._jobs = jobs
 
     def collect(self) -> Iterator[Metric]:
-        ordered = sorted(self._jobs(), key=lambda job: (job.state in _ENDED, -job.submitted_at))
+        ordered = sorted(self._jobs(), key=lambda job: (job.state in ENDED_JOBS, -job.submitted_at))
         shown = ordered[:MOST_JOBS]
         states = GaugeMetricFamily(
             "ravnest_job_state",

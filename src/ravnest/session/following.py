@@ -7,11 +7,10 @@ from typing import Any
 
 import msgspec
 
-from ravnest.api.views import Changes, EventView, JobView, Overview
+from ravnest.api.views import ENDED_JOBS, Changes, EventView, JobView, Overview
 from ravnest.client.stream import ServerEvent
 from ravnest.errors import JobError, ServerError
 
-ENDED = frozenset({"stopped", "done", "failed"})
 AT_WORK = frozenset({"preparing", "running", "paused", "stopping", "fusing"})
 
 
@@ -47,7 +46,7 @@ def job_updates(stream: Iterable[ServerEvent], job_id: str) -> Iterator[JobUpdat
         if job is None:
             continue
         yield JobUpdate(job, events, points)
-        if job.state in ENDED:
+        if job.state in ENDED_JOBS:
             return
 
 

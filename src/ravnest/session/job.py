@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from ravnest.api.requests import JobAction
-from ravnest.api.views import EventView, JobDetail, JobState, JobView, Series
+from ravnest.api.views import ENDED_JOBS, EventView, JobDetail, JobState, JobView, Series
 from ravnest.client.http import HttpClient
 from ravnest.client.stream import follow
 from ravnest.client.transfers import download
 from ravnest.errors import JobError
-from ravnest.session.following import AT_WORK, ENDED, JobUpdate, job_updates, within
+from ravnest.session.following import AT_WORK, JobUpdate, job_updates, within
 from ravnest.session.showing import EVERY_S, shown_on
 
 if TYPE_CHECKING:
@@ -151,7 +151,7 @@ class Job:
                 for update in self.updates():
                     last = update.job
                     screen.show(update)
-        if last is None or last.state not in ENDED:
+        if last is None or last.state not in ENDED_JOBS:
             raise JobError(f"job {self.id} is not followed any more: the session was closed")
         return last
 

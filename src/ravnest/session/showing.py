@@ -6,9 +6,9 @@ from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import Protocol, TextIO
 
-from ravnest.api.views import EventView, JobView
+from ravnest.api.views import ENDED_JOBS, EventView, JobView
 from ravnest.planning.figures import passed, plain
-from ravnest.session.following import ENDED, JobUpdate
+from ravnest.session.following import JobUpdate
 
 EVERY_S = 5.0
 
@@ -83,7 +83,7 @@ class Lines:
             self._say(state_line(job))
             self._said_at = -self._every_s
         line, now = progress_line(job), self._clock()
-        due = now - self._said_at >= self._every_s or job.state in ENDED
+        due = now - self._said_at >= self._every_s or job.state in ENDED_JOBS
         if job.step and line != self._last and due:
             self._last, self._said_at = line, now
             self._say(line)

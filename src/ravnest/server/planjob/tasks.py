@@ -7,6 +7,7 @@ from pathlib import Path
 import msgspec
 
 from ravnest.api.jobs import Legend, Named
+from ravnest.api.machine import provider_name
 from ravnest.api.views import PlanView, RingView
 from ravnest.data.legend import as_metadata
 from ravnest.errors import JobError
@@ -132,7 +133,7 @@ def fuse(order: PlanOrder, folder: Path) -> PlanOutcome:
     """What the providers of a cluster have brought back, as one model; put in place whole."""
     run = RunDir(order.model)
     for results in sorted(Path(order.results).iterdir()):
-        for package in run.root.glob(f"cluster_*/provider-{results.name}:1"):
+        for package in run.root.glob(f"cluster_*/{provider_name(int(results.name))}:1"):
             for file in results.iterdir():
                 _link(file, package / file.name)
     output, fresh = Path(order.output), folder / "result"

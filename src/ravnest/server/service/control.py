@@ -16,6 +16,7 @@ from ravnest.api.control import (
     Reported,
     agent_decoder,
 )
+from ravnest.api.machine import provider_name
 from ravnest.server.service.calls import Desk, address_of
 from ravnest.server.service.connections import Connection, Connections
 from ravnest.server.service.core import Core
@@ -108,7 +109,7 @@ class ControlChannel:
     async def _hear_all(self, socket: WebSocket, connection: Connection) -> str:
         """Why it ended; empty if the agent just went."""
         provider = connection.provider
-        key = f"provider-{provider}"
+        key = provider_name(provider)
         while True:
             try:
                 text = await _receive(socket)

@@ -6,13 +6,13 @@ import shutil
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import msgspec
 
 from ravnest.api.control import Ended, Reported
 from ravnest.api.views import JobView, PlanView, ProviderView, RunView, ServerView
+from ravnest.release import VERSION
 from ravnest.server.access import Access, TokenRecord
 from ravnest.server.authority import Authority
 from ravnest.server.changes import Point, Put
@@ -142,7 +142,7 @@ class Service:
         self.metrics.gauge(
             "ravnest_blob_bytes", "Of files that are kept", lambda: self.files.held_bytes
         )
-        self.version = _version()
+        self.version = VERSION
 
     def _credential_digest(self, provider: int) -> str | None:
         known = self.world.providers.get(provider)
@@ -311,10 +311,3 @@ class Service:
 
 def _now(store: Store, kind: str) -> list[tuple[str, bytes]]:
     return store.ask(lambda db: db.records(kind)).result()
-
-
-def _version() -> str:
-    try:
-        return version("ravnest")
-    except PackageNotFoundError:  # run from a source tree that was never installed
-        return "0+unknown"

@@ -1,11 +1,12 @@
 """A job is submitted, planned with whoever is free, and steered by people."""
 
 from ravnest.api.control import Steer
+from ravnest.api.views import ENDED_JOBS
 from ravnest.errors import JobError
 from ravnest.server.state import declining, fusing, introducing, leaving_out, pool, retrying, runs
 from ravnest.server.state.effects import Discard, DropPlan, MakePlan, Wake
 from ravnest.server.state.events import JobSteered, PlanFailed, PlanMade
-from ravnest.server.state.records import ENDED_JOBS, Job
+from ravnest.server.state.records import Job
 from ravnest.server.state.words import counted
 from ravnest.server.state.world import World
 

@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Iterable
 
-from ravnest.api.machine import Figures
+from ravnest.api.machine import Figures, provider_name
 from ravnest.plan import ProviderSpec
 from ravnest.server.state.records import Job, Provider
 from ravnest.server.state.world import World
@@ -104,7 +104,7 @@ def as_pool(providers: Iterable[Provider]) -> tuple[ProviderSpec, ...]:
     return tuple(
         ProviderSpec(
             id=id,
-            address=f"provider-{id}:1",
+            address=f"{provider_name(id)}:1",
             memory_bytes=figures.memory_bytes,
             bandwidth_mbps=max(figures.up_mbps, LEAST_FIGURE),
             gflops=max(figures.gflops, LEAST_FIGURE),

@@ -13,7 +13,6 @@ from ravnest.api.work import WorkEnd
 RunState = Literal["preparing", "running", "paused", "stopping", "fusing", "over"]
 PartState = Literal["assigned", "prepared", "training", "ended", "failed", "dropped"]
 OPEN: frozenset[PartState] = frozenset({"assigned", "prepared", "training"})
-ENDED_JOBS: frozenset[JobState] = frozenset({"stopped", "done", "failed"})
 
 
 class Record(msgspec.Struct, kw_only=True):
