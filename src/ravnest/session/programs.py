@@ -50,8 +50,8 @@ def _from_program(path: Path) -> Mapping[str, Any] | JobRequest:
             f"{path} has no job(): it is a provider script, which plans and trains by hand "
             "(`ravnest plan`, `ravnest run`). For a server, write a file beside it with a function "
             "job() that returns the model, a sample batch and the data, as examples/spirals/job.py "
-            f'does; with "script": "{path.name}" in its dictionary, providers whose owners allow it '
-            "run this script"
+            f'does; with "script": "{path.name}" in its dictionary, providers whose owners allow '
+            "it run this script"
         )
     module = run_program(path)
     entry = getattr(module, ENTRY, None)

@@ -7,7 +7,9 @@ out when the request is prepared.
 
 import dataclasses
 import difflib
-from collections.abc import Mapping, Sequence
+import re
+import typing
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, TypeVar
@@ -100,8 +102,52 @@ def _spec(spec: type[S], settings: Mapping[str, Any]) -> S:
         # Through the decoder: the limits hold for it alone, not for the constructor.
         return msgspec.convert(values, spec)
     except msgspec.ValidationError as error:
-        shown = ", ".join(f"{key}={value!r}" for key, value in sorted(settings.items()))
-        raise JobError(f"these settings cannot be: {error} (given: {shown})") from None
+        own = {field: name for name, field in names.items()}
+        raise JobError(_in_words(str(error), spec, own, values)) from None
+
+
+_WORDS = {
+    "int": "a whole number",
+    "float": "a number",
+    "bool": "true or false",
+    "str": "a word",
+    "null": "left out",
+    ">=": "at least",
+    "<=": "at most",
+    ">": "more than",
+    "<": "less than",
+}
+_AT = re.compile(r"(?P<what>.*) - at `\$\.(?P<field>\w+)`")
+_LIMIT = re.compile(r"Expected `(?P<kind>[\w |]+)` (?P<sign>[<>]=?) (?P<limit>\S+)")
+_KIND = re.compile(r"Expected `(?P<kinds>[\w |]+)`, got `\w+`")
+
+
+def _in_words(
+    error: str, spec: type[msgspec.Struct], own: Mapping[str, str], values: Mapping[str, Any]
+) -> str:
+    """What the decoder says of a setting, as whoever has written it would say it."""
+    at = _AT.fullmatch(error)
+    if at is None:
+        return f"these settings cannot be: {error}"
+    what, field = at["what"], at["field"]
+    if limit := _LIMIT.fullmatch(what):
+        wanted = f"{_WORDS[limit['sign']]} {float(limit['limit']):g}"
+    elif kind := _KIND.fullmatch(what):
+        wanted = " or ".join(_WORDS.get(one, one) for one in kind["kinds"].split(" | "))
+    elif what.startswith("Invalid enum value"):
+        allowed = typing.get_type_hints(spec)[field]
+        wanted = " or ".join(repr(one) for one in _literals(allowed))
+    else:
+        return f"{own[field]} is {values[field]!r:.100}, which cannot be: {what}"
+    return f"{own[field]} is {values[field]!r:.100}; it must be {wanted}"
+
+
+def _literals(hint: Any) -> Iterator[Any]:
+    for one in typing.get_args(hint):
+        if typing.get_args(one):
+            yield from _literals(one)
+        elif one is not type(None):
+            yield one
 
 
 def _unknown(name: str, known: set[str]) -> str:
