@@ -1,4 +1,4 @@
-"""Sources that are files: .npy, .npz and safetensors; and finding out what one was given."""
+"""Sources that are files: arrays, safetensors, tables; and finding out what one was given."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -10,12 +10,13 @@ from safetensors import SafetensorError, safe_open
 from torch.utils.data import Dataset, TensorDataset
 
 from ravnest.api.jobs import FieldSpec
+from ravnest.data import tables
 from ravnest.data.places import check_there, held_by
 from ravnest.data.sources import Arrays, Columns, Items, Source, default_names, gathered
 from ravnest.errors import JobError
 from ravnest.recipes.randomness import Rows
 
-_SUFFIXES = (".npy", ".npz", ".safetensors")
+_SUFFIXES = (".npy", ".npz", ".safetensors", *tables.SUFFIXES)
 
 
 def as_source(data: Any, names: Sequence[str] | None = None) -> Source:
@@ -117,6 +118,8 @@ def _from_file(path: Path, names: Sequence[str] | None) -> Source:
             return Arrays(_named([_column(path)], names))
         case ".npz":
             return Arrays(_npz(path))
+        case suffix if suffix in tables.SUFFIXES:
+            return tables.table(path)
     hint = ""
     if path.is_dir():
         hint = f"; of a folder ({held_by(path)}), use image_folder or text_windows"

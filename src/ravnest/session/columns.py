@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ravnest.api.jobs import FieldSpec, InputSpec, Named
+from ravnest.data import tables
 from ravnest.data.files import as_source
 from ravnest.data.images import SUFFIXES, ImageFolder, image_folder
 from ravnest.data.places import check_there, held_by
@@ -22,7 +23,6 @@ from ravnest.session.request import JobRequest
 
 logger = logging.getLogger("ravnest.session")
 
-TARGETS = ("y", "label", "labels", "target", "targets")
 TOKENS = "tokens"
 MOST_CLASSES = 10
 """Named when a folder of images is submitted."""
@@ -33,7 +33,7 @@ def sources_of(request: JobRequest, inputs: Sequence[FieldSpec]) -> tuple[Source
     seed = request.training().seed
     if request.data is None:
         raise JobError("a job needs data=…")
-    train = _source(request.data, inputs)
+    train = _source(request.data, inputs, request.target)
     if isinstance(train, ImageFolder) and isinstance(request.data, str | Path):
         logger.info(_described(train, request, inputs))
     given = request.validation
@@ -46,7 +46,7 @@ def sources_of(request: JobRequest, inputs: Sequence[FieldSpec]) -> tuple[Source
         for name in ("classes", "vocabulary")
         if (value := getattr(train, name, None)) is not None
     }
-    validation = _source(given, inputs, **known)
+    validation = _source(given, inputs, request.target, **known)
     if set(validation.fields) != set(train.fields):
         raise JobError(
             f"validation has the fields {_shown(validation.fields)}, and the training data has "
@@ -55,7 +55,9 @@ def sources_of(request: JobRequest, inputs: Sequence[FieldSpec]) -> tuple[Source
     return train, validation
 
 
-def _source(data: Any, inputs: Sequence[FieldSpec], **known: Any) -> Source:
+def _source(data: Any, inputs: Sequence[FieldSpec], target: Any, **known: Any) -> Source:
+    if isinstance(data, str | Path) and Path(data).suffix in tables.SUFFIXES:
+        return tables.table(data, None if target is None else item(target).field)
     if not isinstance(data, str | Path) or not Path(data).is_dir():
         return as_source(data)
     folder = Path(data)
@@ -160,11 +162,11 @@ def _target(given: Any, fields: Sequence[FieldSpec]) -> InputSpec:
     if given is not None:
         return item(given)
     names = [one.name for one in fields]
-    likely = [name for name in TARGETS if name in names] or names[1:2] * (len(names) == 2)
+    likely = [name for name in tables.TARGETS if name in names] or names[1:2] * (len(names) == 2)
     if not likely:
         raise JobError(
             f"which of the fields {', '.join(names)} is to be learnt? Say target=…; a field called "
-            f"{', '.join(TARGETS)} would be taken for it"
+            f"{', '.join(tables.TARGETS)} would be taken for it"
         )
     return InputSpec(field=likely[0])
 
