@@ -113,6 +113,18 @@ def test_numbers_without_an_equal_in_numpy_are_written_too(tmp_path):
     assert torch.equal(found["x"], values[found["y"]])
 
 
+def test_numbers_that_are_none_are_counted_and_the_first_is_named(tmp_path):
+    """Over all shards; rows are numbered as they were given, though they are shuffled."""
+    images = torch.ones(23, 2, 2, dtype=torch.bfloat16)
+    images[[5, 9], 0, 1] = float("nan")
+    images[9, 1, 1] = float("inf")
+    large = torch.full((23,), 3e38)  # whose sum is too large for its own type
+    data = {"x": images, "large": large, "y": torch.arange(23)}
+    (found,) = write_data(data, tmp_path, shard_bytes=40).not_finite
+    assert (found.field, found.count, found.first_row) == ("x", 3, 5)
+    assert str(found) == "3 numbers that are NaN or infinite, the first in row 5"
+
+
 def test_a_share_of_the_rows_can_be_held_out():
     train, validation = held_out(as_source({"y": Y}), 0.2)
     everything = np.arange(ROWS)

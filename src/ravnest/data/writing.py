@@ -6,7 +6,8 @@ holds one shard at a time.
 
 import hashlib
 import math
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,20 @@ SHARD_BYTES = 16 << 20
 
 
 @dataclass(frozen=True)
+class NotFinite:
+    """Numbers of a field that are none, or infinite."""
+
+    field: str
+    count: int
+    first_row: int
+    """Of the rows as they were given."""
+
+    def __str__(self) -> str:
+        numbers = "number that is" if self.count == 1 else "numbers that are"
+        return f"{self.count:,} {numbers} NaN or infinite, the first in row {self.first_row}"
+
+
+@dataclass(frozen=True)
 class Written:
     """A dataset on disk. `classes` or `vocabulary` are what the numbers in it mean, if known."""
 
@@ -34,6 +49,7 @@ class Written:
     folder: Path
     classes: tuple[str, ...] | None = None
     vocabulary: tuple[str, ...] | None = None
+    not_finite: tuple["NotFinite", ...] = ()
 
     @property
     def legend(self) -> Legend | None:
@@ -63,10 +79,11 @@ def write_data(
     rows = len(source)
     numbers: Rows = order(rows, seed, 0) if shuffle else np.arange(rows, dtype=np.int64)
     step = max(1, shard_bytes // max(1, *(_row_bytes(column) for column in source.fields)))
-    shards = []
+    shards, odd = [], _Odd()
     for number, first in enumerate(range(0, rows, step)):
         part = numbers[first : first + step]
         values = source.read(part)
+        odd.look(values, part)
         files = tuple(
             _write(values[column.name], column, Path(folder), f"data/{split}", number)
             for column in source.fields
@@ -78,7 +95,31 @@ def write_data(
         Path(folder),
         classes=getattr(source, "classes", None),
         vocabulary=getattr(source, "vocabulary", None),
+        not_finite=odd.found(),
     )
+
+
+class _Odd:
+    """Numbers that are not finite, counted shard by shard."""
+
+    def __init__(self) -> None:
+        self._counts: Counter[str] = Counter()
+        self._first: dict[str, int] = {}
+
+    def look(self, values: Mapping[str, torch.Tensor], rows: Rows) -> None:
+        for name, column in values.items():
+            # The sum alone is much faster, and is finite where all are (unless it overflows).
+            if not column.is_floating_point() or bool(column.sum(dtype=torch.float64).isfinite()):
+                continue
+            odd = ~column.isfinite().reshape(len(column), -1)
+            count = int(odd.sum())
+            if count:
+                first = int(rows[odd.any(1).numpy()].min())
+                self._first[name] = min(first, self._first.get(name, first))
+                self._counts[name] += count
+
+    def found(self) -> tuple[NotFinite, ...]:
+        return tuple(NotFinite(name, n, self._first[name]) for name, n in self._counts.items())
 
 
 def _row_bytes(column: FieldSpec) -> int:

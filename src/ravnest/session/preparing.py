@@ -61,6 +61,9 @@ def prepare(request: JobRequest, folder: Path) -> Prepared:
     validation = None
     if validation_source is not None:
         validation = write_data(validation_source, folder, split="validation", shuffle=False)
+    for what, written in (("data", train), ("validation", validation)):
+        for one in written.not_finite if written is not None else ():
+            logger.warning("%s: the field %r has %s", what, one.field, one)
     recipe = script = None
     files = [*model, *train.files(), *(validation.files() if validation else ())]
     if request.script is None:
