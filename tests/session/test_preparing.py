@@ -203,7 +203,36 @@ def test_a_last_batch_that_is_too_small_is_said(prepared, caplog):
     assert "would have 1 of the 2 rows" in caplog.text
 
 
+def test_numbers_that_are_none_are_said(prepared, caplog):
+    x, y = images()
+    x[30, 0, 0, 0] = float("inf")
+    prepared(data=(x, y), validation=images())
+    (said,) = [one.getMessage() for one in caplog.records if "infinite" in one.getMessage()]
+    assert said == ("data: the field 'x' has 1 number that is NaN or infinite, the first in row 30")
+
+
+def test_a_table_of_numbers_is_a_dataset(prepared, tmp_path):
+    lines = [f"{n},{n / 8},{n % 2}" for n in range(ROWS)]
+    (tmp_path / "table.csv").write_text("\n".join(["size,weight,sort", *lines]))
+    found = prepared(
+        model=nn.Linear(2, 2),
+        example_args=torch.rand(8, 2),
+        data=str(tmp_path / "table.csv"),
+        validation=0.25,
+        target="sort",
+    )
+    assert found.spec.recipe.losses[0].target == InputSpec(field="sort")
+    assert [(one.name, one.dtype) for one in found.spec.train.fields] == [
+        ("x", "float32"),
+        ("sort", "int64"),
+    ]
+
+
 WRONG = {
+    "classes that are no whole numbers": (
+        {"data": (images()[0], images()[1].float())},
+        r"'y' holds float32; class numbers must be whole: give y\.long\(\)",
+    ),
     "a class too many": ({"data": images(classes=12)}, "has the class 1[01], .* for 10 of them"),
     "the model fails": (
         {"data": (torch.rand(ROWS, 1, 5, 5), images()[1])},

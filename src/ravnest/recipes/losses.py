@@ -85,6 +85,11 @@ def _classes_first(output: Any, target: Any, axis: int | None) -> tuple[Any, Any
     """As torch takes them: classes second, targets on the same device."""
     output, target = _wide(output), target.to(output.device)
     if target.is_floating_point():  # shares of every class
+        if target.ndim == output.ndim - 1:
+            raise JobError(
+                f"the target holds {str(target.dtype).removeprefix('torch.')}; class numbers must "
+                "be whole: convert it with .long()"
+            )
         if output.shape != target.shape:
             raise JobError(
                 f"shares of classes have shape {list(target.shape)}, the output has "

@@ -131,6 +131,13 @@ def _check_classes(recipe: Recipe, data: DataSpec, part: PartReader, outputs: An
         for batch in Batches(part, {key: spec.target}, how):
             target = batch[key]
             if target.is_floating_point():
+                if target.ndim == scores.ndim - 1:
+                    dtype = str(target.dtype).removeprefix("torch.")
+                    field = spec.target.field
+                    raise JobError(
+                        f"the field {field!r} holds {dtype}; class numbers must be whole: give "
+                        f"{field}.long()"
+                    )
                 return
             shape = (scores.shape[0], *target.shape[1:])
             classes = scores.shape[class_axis(scores, shape, values["class_axis"])]
