@@ -202,10 +202,10 @@ def test_nothing_is_known_of_a_job_that_was_deleted(tmp_path, made):
         upload(client, made[1])
         job = submit(client, made[0])["id"]
         service = server.ready.service
-        service.progress[job] = Progress.of(service.job_view(job), 0.0)
+        service.reports.progress[job] = Progress.of(service.job_view(job), 0.0)
         assert delete(client, job).status_code == 204
         assert service.job_view(job) is None
-        assert service.progress == {}
+        assert service.reports.progress == {}
 
 
 # ---- files without a job

@@ -4,6 +4,7 @@ core.py         events in, persisted, then carried out: the one place that chang
 gate.py         who calls, and how often they may; problems.py: how they are told no
 calls.py        one request: who, what, with which limits; app.py: the table of all of them
 connections.py  agents that are connected; control.py: what they say
+reports.py      what workers say; moderation.py: how much of it
 live.py         what a run looks like at the moment; views.py: everything as others see it
 stream.py       changes, to everybody who looks
 patience.py     bodies of requests come in time, or are refused

@@ -1,7 +1,6 @@
 """All parts of a running server, put together, started and ended."""
 
 import asyncio
-import re
 import shutil
 import time
 from collections.abc import Callable
@@ -10,12 +9,10 @@ from pathlib import Path
 
 import msgspec
 
-from ravnest.api.control import Ended, Reported
 from ravnest.api.views import JobView, PlanView, ProviderView, RunView, ServerView
 from ravnest.release import VERSION
 from ravnest.server.access import Access, TokenRecord
 from ravnest.server.authority import Authority
-from ravnest.server.changes import Point, Put
 from ravnest.server.folders import Folders
 from ravnest.server.metrics import Metrics
 from ravnest.server.relay import Relay
@@ -29,23 +26,15 @@ from ravnest.server.service.forgetting import Forgetting
 from ravnest.server.service.gate import Dashboard, Gate
 from ravnest.server.service.intake import Intake
 from ravnest.server.service.keeping import Keeping, note_hashes
-from ravnest.server.service.live import LiveRun
-from ravnest.server.service.moderation import Moderation
 from ravnest.server.service.patience import Patience
+from ravnest.server.service.reports import Reports
 from ravnest.server.service.runfiles import RunFiles
 from ravnest.server.service.stream import Sight, Stream
-from ravnest.server.service.views import Progress, event_view, job_view, provider_view, run_view
+from ravnest.server.service.views import event_view, job_view, provider_view, run_view
 from ravnest.server.service.work import WorkLimits, Workshop
-from ravnest.server.state.effects import Level
-from ravnest.server.state.events import Noted, PartEnded, Started, WorkReported
-from ravnest.server.state.parts import own_part
-from ravnest.server.state.words import counted
+from ravnest.server.state.events import Started
 from ravnest.server.state.world import Settings, World
 from ravnest.server.store import Store
-
-_SERIES = re.compile(r"[\w/.@ -]{1,80}")
-_PROGRESS_S = 10.0
-_LARGEST = 1 << 53
 
 
 @dataclass(frozen=True)
@@ -115,20 +104,21 @@ class Service:
         self.errands = Errands(
             self.core, self.folders, self.files, self.run_files, self.connections, self.workshop
         )
-        self.live: dict[str, LiveRun] = {}
-        self._moderation = Moderation(self._reports_too_much, clock)
-        self.progress = {
-            progress.job: progress
-            for progress in (msgspec.json.decode(b, type=Progress) for b in records["progress"])
-        }
         self.stream = Stream(Sight(self.server_view, self._provider, self.job_view, self.run_view))
+        self.reports = Reports(
+            self.core,
+            self.run_files,
+            records["progress"],
+            seen=self.job_view,
+            changed=self.stream.job_changed,
+        )
         self.relay = Relay(self.world, self.desk, self.connections, count=self.metrics.relayed.inc)
         self.control = ControlChannel(
             self.core,
             self.desk,
             self.connections,
-            reported=self.reported,
-            ended=self.ended,
+            reported=self.reports.reported,
+            ended=self.reports.ended,
             count=self.metrics.count_message,
         )
         self.core.perform = self.errands.perform
@@ -182,82 +172,6 @@ class Service:
         self.files.close()
         await asyncio.get_running_loop().run_in_executor(None, self.core.store.close)
 
-    # ---- what workers say
-
-    def reported(self, provider: int, message: Reported) -> None:
-        part = own_part(self.world, provider, message.assignment)
-        if part is None or not part.is_open:
-            return
-        live = self.live.get(part.job)
-        parts = self.world.of_run[part.job]
-        if live is None or live.number != part.run:
-            live = self.live[part.job] = LiveRun.of(part.job, part.run, parts)
-        report = self._moderation.moderated(provider, message.report)
-        self.core.happen(
-            WorkReported(provider=provider, assignment=message.assignment, report=report)
-        )
-        kept = [point for point in live.take(part, report) if _SERIES.fullmatch(point.series)]
-        for note in report.notes:
-            if live.may_note():
-                name = self.world.providers[provider].name
-                self.note("warning", f"{name}: {note}", part.job, provider)
-        if kept:
-            self.core.keep(
-                [
-                    Point(
-                        self.core.next_point(),
-                        part.job,
-                        point.series,
-                        part.cluster,
-                        max(-_LARGEST, min(_LARGEST, point.step)),
-                        point.epoch,
-                        point.at,
-                        point.value,
-                    )
-                    for point in kept
-                ]
-            )
-        told = [(p.series, part.cluster, p.step, p.epoch, p.at, p.value) for p in kept]
-        self.stream.job_changed(part.job, told)
-        self._keep_progress(part.job)
-
-    def _reports_too_much(self, provider: int, how: str) -> None:
-        part = self.world.at_work.get(provider)
-        text = f"{self.world.providers[provider].name} {how}"
-        self.note("warning", text, part.job if part else None, provider)
-
-    def _keep_progress(self, job: str) -> None:
-        now, known = self.clock(), self.progress.get(job)
-        if known is not None and now - known.at < _PROGRESS_S:
-            return
-        view = self.job_view(job)
-        assert view is not None
-        self.progress[job] = progress = Progress.of(view, now)
-        self.core.keep([Put("progress", job, msgspec.json.encode(progress))])
-
-    async def ended(self, provider: int, message: Ended) -> None:
-        part = own_part(self.world, provider, message.assignment)
-        results = await self.run_files.whole(part, message.results) if part is not None else ()
-        if part is not None and len(results) < len(message.results):
-            name = self.world.providers[provider].name
-            missing = counted(len(message.results) - len(results), "result")
-            text = f"not here, or not whole: {missing} of {name}"
-            self.note("warning", text, part.job, provider)
-        self.core.happen(
-            PartEnded(
-                provider=provider, assignment=message.assignment, end=message.end, results=results
-            )
-        )
-        if part is not None:
-            self.run_files.settled(part)
-            self.progress.pop(part.job, None)
-            if part.job in self.world.jobs:
-                self._keep_progress(part.job)
-
-    def note(self, level: Level, text: str, job: str | None, provider: int | None) -> None:
-        """For people; nothing follows from it."""
-        self.core.happen(Noted(level=level, text=text, job=job, provider=provider))
-
     # ---- what others see
 
     def server_view(self) -> ServerView:
@@ -286,21 +200,17 @@ class Service:
     def job_view(self, id: str) -> JobView | None:
         job = self.world.jobs.get(id)
         if job is None:
-            self.live.pop(id, None)
-            self.progress.pop(id, None)
+            self.reports.forget(id)
             return None
-        return job_view(self.world, job, self.live_run(id), self.progress.get(id))
-
-    def live_run(self, job: str) -> LiveRun | None:
-        live, run = self.live.get(job), self.world.runs.get(job)
-        return live if live is not None and run is not None and live.number == run.number else None
+        known = self.reports.progress.get(id)
+        return job_view(self.world, job, self.reports.live_run(id), known)
 
     def run_view(self, job: str, *, over: bool = False) -> RunView | None:
         run = self.world.runs.get(job)
         if run is None or (run.state == "over" and not over):
             return None
-        outcome = self.run_files.outcome(job, run.number)
-        return run_view(self.world, run, self.live_run(job), outcome.rings if outcome else ())
+        outcome, live = self.run_files.outcome(job, run.number), self.reports.live_run(job)
+        return run_view(self.world, run, live, outcome.rings if outcome else ())
 
     def plan_view(self, id: str) -> PlanView | None:
         job = self.world.jobs[id]

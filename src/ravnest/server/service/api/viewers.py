@@ -73,7 +73,7 @@ class _Viewers:
     async def timeline(self, call: Call) -> Timeline:
         service, job = self._service, job_of(self._service, call).id
         seconds = call.number("seconds", 20.0, 0.1, TIMELINE_S)
-        live, now = service.live_run(job), service.clock()
+        live, now = service.reports.live_run(job), service.clock()
         if live is None:
             return Timeline(began=now - seconds, ended=now, rows=())
         return live.timeline(service.world.of_run[job], seconds, now)

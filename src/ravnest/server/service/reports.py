@@ -1,0 +1,138 @@
+"""What workers say while they train and when they end: shown, kept, and told to the state."""
+
+import re
+from collections.abc import Callable, Iterable, Sequence
+
+import msgspec
+
+from ravnest.api.control import Ended, Reported
+from ravnest.api.views import JobView
+from ravnest.api.work import Point as Said
+from ravnest.api.work import WorkReport
+from ravnest.server.changes import Point, Put
+from ravnest.server.service.core import Core
+from ravnest.server.service.live import LiveRun
+from ravnest.server.service.moderation import Moderation
+from ravnest.server.service.runfiles import RunFiles
+from ravnest.server.service.views import Progress
+from ravnest.server.state.events import Noted, PartEnded, WorkReported
+from ravnest.server.state.parts import own_part
+from ravnest.server.state.records import Part
+from ravnest.server.state.words import counted
+
+_SERIES = re.compile(r"[\w/.@ -]{1,80}")
+_PROGRESS_S = 10.0
+_LARGEST = 1 << 53
+
+
+class Reports:
+    """`seen` is how a job looks now, `changed` is told of new points of its curves."""
+
+    def __init__(
+        self,
+        core: Core,
+        run_files: RunFiles,
+        known: Iterable[bytes],
+        *,
+        seen: Callable[[str], JobView | None],
+        changed: Callable[[str, Sequence[tuple[object, ...]]], None],
+    ) -> None:
+        self._core = core
+        self._run_files = run_files
+        self._seen = seen
+        self._changed = changed
+        self._moderation = Moderation(self._too_much, core.clock)
+        self._live: dict[str, LiveRun] = {}
+        decoded = (msgspec.json.decode(record, type=Progress) for record in known)
+        self.progress = {progress.job: progress for progress in decoded}
+        """Job id → how far it was, for a server that has not heard of it since it began."""
+
+    def live_run(self, job: str) -> LiveRun | None:
+        """What the workers of its present run have said, if they have."""
+        live, run = self._live.get(job), self._core.world.runs.get(job)
+        return live if live is not None and run is not None and live.number == run.number else None
+
+    def forget(self, job: str) -> None:
+        self._live.pop(job, None)
+        self.progress.pop(job, None)
+
+    def reported(self, provider: int, message: Reported) -> None:
+        world = self._core.world
+        part = own_part(world, provider, message.assignment)
+        if part is None or not part.is_open:
+            return
+        live = self.live_run(part.job)
+        if live is None:
+            live = LiveRun.of(part.job, part.run, world.of_run[part.job])
+            self._live[part.job] = live
+        report = self._moderation.moderated(provider, message.report)
+        self._core.happen(
+            WorkReported(provider=provider, assignment=message.assignment, report=report)
+        )
+        self._pass_on_notes(part, live, report)
+        kept = [point for point in live.take(part, report) if _SERIES.fullmatch(point.series)]
+        self._keep_points(part, kept)
+        told = [(p.series, part.cluster, p.step, p.epoch, p.at, p.value) for p in kept]
+        self._changed(part.job, told)
+        self._keep_progress(part.job)
+
+    def _pass_on_notes(self, part: Part, live: LiveRun, report: WorkReport) -> None:
+        name = self._core.world.providers[part.provider].name
+        for note in report.notes:
+            if live.may_note():
+                self._warn(f"{name}: {note}", part.job, part.provider)
+
+    def _keep_points(self, part: Part, points: Sequence[Said]) -> None:
+        if points:
+            self._core.keep(
+                [
+                    Point(
+                        self._core.next_point(),
+                        part.job,
+                        point.series,
+                        part.cluster,
+                        max(-_LARGEST, min(_LARGEST, point.step)),
+                        point.epoch,
+                        point.at,
+                        point.value,
+                    )
+                    for point in points
+                ]
+            )
+
+    def _keep_progress(self, job: str) -> None:
+        now, known = self._core.clock(), self.progress.get(job)
+        if known is not None and now - known.at < _PROGRESS_S:
+            return
+        view = self._seen(job)
+        assert view is not None
+        self.progress[job] = progress = Progress.of(view, now)
+        self._core.keep([Put("progress", job, msgspec.json.encode(progress))])
+
+    async def ended(self, provider: int, message: Ended) -> None:
+        world = self._core.world
+        part = own_part(world, provider, message.assignment)
+        results = await self._run_files.whole(part, message.results) if part is not None else ()
+        if part is not None and len(results) < len(message.results):
+            name = world.providers[provider].name
+            missing = counted(len(message.results) - len(results), "result")
+            self._warn(f"not here, or not whole: {missing} of {name}", part.job, provider)
+        self._core.happen(
+            PartEnded(
+                provider=provider, assignment=message.assignment, end=message.end, results=results
+            )
+        )
+        if part is not None:
+            self._run_files.settled(part)
+            self.progress.pop(part.job, None)
+            if part.job in world.jobs:
+                self._keep_progress(part.job)
+
+    def _too_much(self, provider: int, how: str) -> None:
+        part = self._core.world.at_work.get(provider)
+        text = f"{self._core.world.providers[provider].name} {how}"
+        self._warn(text, part.job if part else None, provider)
+
+    def _warn(self, text: str, job: str | None, provider: int) -> None:
+        """For people; nothing follows from it."""
+        self._core.happen(Noted(level="warning", text=text, job=job, provider=provider))
