@@ -130,7 +130,13 @@ def test_options_override_what_the_file_says(submit, office):
 def test_a_pool_that_is_too_small_is_waited_for(submit, office):
     office.reason = "2 GB more are needed"
     shown = submit("--detach", typed="y\n")
-    assert "waiting: 2 GB more are needed" in shown.err
+    told = shown.err.splitlines()
+    steps = [
+        "the server checks the model …",
+        "waiting: 2 GB more are needed",
+        "planning with 4 providers",
+    ]
+    assert [line for line in told if line in steps] == steps
     assert PLAN in shown.out
 
 

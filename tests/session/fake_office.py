@@ -144,6 +144,13 @@ class Office:
         jobs = tuple(self.jobs.values())
         now = Overview(server=server, providers=(), jobs=jobs, runs=(), events=())
         yield b"event: overview\ndata: " + msgspec.json.encode(now) + b"\n\n"
+        planning = [
+            replace(job, state="planning", reason="with 4 providers")
+            for job in jobs
+            if job.state == "waiting"
+        ]
+        changes = Changes(server=server, jobs=tuple(planning))
+        yield b"event: update\ndata: " + msgspec.json.encode(changes) + b"\n\n"
         for number, job in self.jobs.items():
             if job.state == "waiting":
                 self.jobs[number] = replace(job, state="planned", reason="")

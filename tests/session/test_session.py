@@ -108,7 +108,7 @@ def test_a_pool_that_is_too_small_is_an_error_or_is_waited_for(session, office, 
     again = session.submit(**submission, start="asked")
     office.wait_for("four more hours", again.id)
     assert again.plan(waiting=said.append) == PLAN
-    assert said == ["four more hours"]
+    assert said == ["waiting: four more hours", "planning with 4 providers"]
 
 
 def test_jobs_are_found_by_id_and_by_name_and_the_last_one(session, office, submission):

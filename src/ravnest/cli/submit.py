@@ -135,7 +135,8 @@ def _submit(session: "Session", request: "JobRequest") -> "Job":
 
         def progress(what: str, done: int, size: int) -> None:
             bars.start_task(bar)
-            bars.update(bar, description=what, completed=done, total=size, visible=True)
+            # A full bar would stand there for as long as the server looks at what it has got.
+            bars.update(bar, description=what, completed=done, total=size, visible=done < size)
 
         return session.submit_request(request, progress=progress)
 
@@ -144,7 +145,7 @@ def _agree(job: "Job", yes: bool) -> None:
     """Show the plan, as soon as there is one; without --yes, ask whether it shall be."""
     later = f"it stays on the server: ravnest job start {job.id}, or ravnest job delete {job.id}"
     try:
-        click.echo(job.plan(None, waiting=lambda why: click.echo(f"waiting: {why}", err=True)))
+        click.echo(job.plan(None, waiting=lambda words: click.echo(words, err=True)))
         if not yes:
             try:
                 agreed = click.confirm("Start training?", default=True, err=True)

@@ -13,7 +13,7 @@ from ravnest.client.stream import follow
 from ravnest.client.transfers import download
 from ravnest.errors import JobError
 from ravnest.session.following import AT_WORK, JobUpdate, job_updates, within
-from ravnest.session.showing import EVERY_S, shown_on
+from ravnest.session.showing import EVERY_S, shown_on, state_line
 
 if TYPE_CHECKING:
     import torch
@@ -70,7 +70,8 @@ class Job:
         """The report: who does what, what it costs, whether it is worth it.
 
         Waits until there is one. If there is none after `timeout_s` (None: any time), the error
-        says what the job waits for; `waiting` is told at once, and whenever that changes.
+        says what the job waits for; `waiting` is told so ("waiting: 2 GB more are needed",
+        "planning with 4 providers") at once, and whenever it changes.
         """
         self._wait_for_plan(timeout_s, waiting)
         return self._client.get_text(f"/jobs/{self.id}/plan")
@@ -79,18 +80,20 @@ class Job:
         self, timeout_s: float | None, waiting: Callable[[str], object] | None
     ) -> None:
         job: JobView | None = None
+        told = ""
         for_s = math.inf if timeout_s is None else timeout_s
         stream = follow(self._client, "/stream", for_s=for_s)
         events = within(for_s, lambda: _wanted(self.id, job), stream)
         for update in job_updates(events, self.id):
-            before, job = job, update.job
+            job = update.job
             if job.state in AT_WORK or job.state in {"planned", "done", "stopped"}:
                 return
             if job.state == "failed":
                 raise JobError(f"there is no plan for job {self.id}: {job.reason}")
-            is_news = before is None or before.reason != job.reason
-            if job.state == "waiting" and is_news and waiting is not None:
-                waiting(job.reason)
+            words = f"planning {job.reason}" if job.state == "planning" else state_line(job)
+            if waiting is not None and job.reason and words != told:
+                waiting(words)
+                told = words
 
     # ---- what can be done with it ----
 

@@ -36,6 +36,7 @@ def submit(client: HttpClient, request: JobRequest, progress: Progress | None = 
     with tempfile.TemporaryDirectory(prefix="ravnest-submit-") as folder:
         prepared = prepare(request, Path(folder))
         send_files(client, prepared, progress)
+        logger.info("the server checks the model …")
         return _post(client, prepared)
 
 
