@@ -5,6 +5,8 @@ import sys
 
 import pytest
 import torch
+from rich.console import Console
+from rich.progress import Progress
 from session.fake_office import PLAN, Office
 
 from ravnest.api.tokens import Token
@@ -146,6 +148,25 @@ def test_interrupted_it_says_how_to_come_back(submit, monkeypatch):
 
     monkeypatch.setattr("ravnest.session.job.Job.follow", interrupted)
     assert "ravnest job follow j0" in submit("--yes", code=130).err
+
+
+@pytest.mark.parametrize("at", ["start", "stop"])
+def test_an_interrupt_leaves_the_cursor_visible(submit, monkeypatch, at):
+    """However early or late it comes."""
+    out = Console(file=io.StringIO(), force_terminal=True)
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setattr("ravnest.cli.screen.console", lambda *_: out)
+
+    stop = Progress.stop
+
+    def interrupted(bars):
+        stop(bars)  # so that nothing else writes
+        out.show_cursor(False)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Progress, at, interrupted)
+    submit("--yes", code=130)
+    assert out.file.getvalue().endswith("\x1b[?25h")
 
 
 def test_an_error_of_the_file_is_shown_as_python_shows_it(submit, tmp_path):

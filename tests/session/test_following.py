@@ -183,3 +183,21 @@ def test_the_bar_shows_the_same(stream, monkeypatch):
     assert "loss 1.25" in text
     assert "failed: node_2 is gone" in text
     assert "\x1b[3" not in text  # no colour
+
+
+@pytest.mark.parametrize("at", ["start", "stop"])
+def test_an_interrupt_of_the_bar_leaves_the_cursor_visible(monkeypatch, at):
+    class Terminal(io.StringIO):
+        def isatty(self):
+            return True
+
+    def interrupted(progress):
+        progress.console.show_cursor(False)
+        raise KeyboardInterrupt
+
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setattr(f"rich.progress.Progress.{at}", interrupted)
+    out = Terminal()
+    with pytest.raises(KeyboardInterrupt), Bar(out):
+        pass
+    assert out.getvalue().endswith("\x1b[?25h")

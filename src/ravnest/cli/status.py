@@ -39,6 +39,9 @@ def command(
         else:
             from rich.live import Live
 
-            with Live(console=out, auto_refresh=False, screen=out.is_terminal) as live:
-                for now in session.watch():
-                    live.update(screen.overview(now, events=events), refresh=True)
+            try:
+                with Live(console=out, auto_refresh=False, screen=out.is_terminal) as live:
+                    for now in session.watch():
+                        live.update(screen.overview(now, events=events), refresh=True)
+            finally:
+                out.show_cursor(True)  # also if an interrupt came at its beginning or its end

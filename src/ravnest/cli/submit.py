@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from ravnest.cli.asking import confirm
 from ravnest.cli.job import fetch_result, follow_to_the_end
 from ravnest.cli.messages import Messages
 from ravnest.cli.serverside import server_options, session_of
@@ -130,15 +131,23 @@ def _submit(session: "Session", request: "JobRequest") -> "Job":
         TransferSpeedColumn(),
     )
     out = console(sys.stderr)
-    with Progress(*columns, console=out, disable=not out.is_terminal, transient=True) as bars:
-        bar = bars.add_task("sending", total=None, start=False, visible=False)
+    bars = Progress(*columns, console=out, disable=not out.is_terminal, transient=True)
+    bar = bars.add_task("sending", total=None, start=False, visible=False)
+    try:
 
         def progress(what: str, done: int, size: int) -> None:
+            bars.start()
             bars.start_task(bar)
             # A full bar would stand there for as long as the server looks at what it has got.
             bars.update(bar, description=what, completed=done, total=size, visible=done < size)
 
         return session.submit_request(request, progress=progress)
+    finally:
+        # Also if an interrupt came while it was begun, or ended: the cursor is visible again.
+        try:
+            bars.stop()
+        finally:
+            out.show_cursor(True)
 
 
 def _agree(job: "Job", yes: bool) -> None:
@@ -148,10 +157,10 @@ def _agree(job: "Job", yes: bool) -> None:
         click.echo(job.plan(None, waiting=lambda words: click.echo(words, err=True)))
         if not yes:
             try:
-                agreed = click.confirm("Start training?", default=True, err=True)
+                agreed = confirm("Start training?", default=True)
             except click.Abort as abort:
                 click.echo(f"\nnobody has answered (--yes needs no answer); {later}", err=True)
-                if isinstance(abort.__context__, EOFError):
+                if isinstance(abort.__cause__, EOFError):
                     raise click.exceptions.Exit(1) from None
                 raise
             if not agreed:

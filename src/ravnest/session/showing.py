@@ -113,11 +113,18 @@ class Bar:
         self._state: tuple[str, str] | None = None
 
     def __enter__(self) -> "Bar":
-        self._progress.start()
+        try:
+            self._progress.start()
+        except BaseException:
+            self.__exit__()
+            raise
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._progress.stop()
+        try:
+            self._progress.stop()
+        finally:
+            self._console.show_cursor(True)  # also if an interrupt comes meanwhile
 
     def show(self, update: JobUpdate) -> None:
         job = update.job
