@@ -154,9 +154,11 @@ def test_jobs_are_steered(ravnest, site, word, action):
 
 def test_deleting_asks_first(ravnest, site, monkeypatch):
     monkeypatch.setattr(sys, "stdin", io.StringIO("n\n"))
-    ravnest("job", "delete", "job-r", code=130)
+    asked = ravnest("job", "delete", "job-r", code=1)
+    assert "(cifar10-resnet18), which is running, with its results? [y/N]" in asked
+    assert asked.endswith("not deleted\n")
     assert site.hub.simulation.actions == []
-    ravnest("job", "delete", "job-r", "--yes")
+    assert "which was running" in ravnest("job", "delete", "job-r", "--yes")
     assert site.hub.simulation.actions == [(JOB, "delete")]
 
 

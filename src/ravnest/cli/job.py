@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from ravnest.cli.asking import confirm
 from ravnest.cli.serverside import json_option, print_json, server_options, session_of
 
 if TYPE_CHECKING:
@@ -172,11 +173,19 @@ _steering("resume", "resume", "Take up a stopped or failed job in a new run.", "
 def delete(
     job_id: str | None, yes: bool, server: str | None, token: str | None, insecure: bool
 ) -> None:
-    """Take a job off the server, with its model, data and results."""
+    """Take a job off the server, with its model, data and results; if it runs, it ends."""
+    from ravnest.session.following import AT_WORK
+
     with session_of(server, token, insecure) as session:
         job = session.job(job_id)
+        state = job.state
+        named = f"{job.id} ({job.name})"
+        running = state in AT_WORK
         if not yes:
-            click.confirm(f"delete job {job.id} ({job.name}) with its results?", abort=True)
+            which = f"{named}, which is {state}," if running else named
+            if not confirm(f"delete job {which} with its results?", default=False):
+                click.echo("not deleted", err=True)
+                raise click.exceptions.Exit(EXIT_FAILED)
         with _naming(job):
             job.delete()
-        click.echo(f"deleted {job.id} ({job.name})")
+        click.echo(f"deleted {named}" + f", which was {state}" * running)
