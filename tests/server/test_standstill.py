@@ -30,7 +30,7 @@ def test_a_run_in_which_nobody_gets_on_is_lost():
     assert job.state == "running"
     sim.wait(2)
     assert (job.state, job.lost_runs) == ("waiting", 1)
-    assert "no worker has got on for 15 minutes: p1 reported last, and all" in job.cause
+    assert "no worker has got on for 15 minutes: p1, p2 only reported" in job.cause
     assert job.cause in causes(sim)
 
 
@@ -136,7 +136,18 @@ def test_bringing_back_results_is_no_standstill():
         agent.beat()
     sim.talk()
     sim.wait(5 * LONG_S)
-    assert job.state == "running"
+    assert (job.state, job.reason) == ("running", "results are being brought back by p1, p2")
+    sim.wait(24 * 3600)
+    assert job.state != "running"
+
+
+def test_a_script_that_has_told_how_it_gets_on_has_to_go_on():
+    sim = pool_of(2)
+    job = training(sim)
+    job.has_script = True
+    report(sim, 1, step=1)
+    sim.wait(LONG_S + 1)
+    assert job.lost_runs == 1
 
 
 def test_a_script_may_be_silent():

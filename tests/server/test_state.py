@@ -8,6 +8,7 @@ from ravnest.api.control import Hello, SetPause, Steer
 from ravnest.api.machine import Caps, Figures, PeerFigure
 from ravnest.api.work import WorkEnd
 from ravnest.errors import JobError
+from ravnest.server.state import introducing
 from ravnest.server.state.events import Connected, EnrolledNow, Fetched, JobSteered, LongAgo
 from ravnest.server.state.machine import handle
 from ravnest.server.state.pool import as_pool, why_not_for
@@ -319,6 +320,28 @@ def test_a_pool_that_never_stays_as_it_is_is_planned_with_all_the_same():
         sim.steer_provider(3, "resume")
         sim.wait(SETTINGS.settle_s / 2)
     assert len(sim.plans) == 1
+
+
+def test_a_job_that_is_deleted_while_the_pool_changes_leaves_no_trace_for_the_next():
+    sim = pool_of(2)
+    sim.submit(True, None)
+    assert sim.world.held_since is not None
+    sim.steer("j0", "delete")
+    assert sim.world.held_since is None
+
+
+def test_a_newcomer_does_not_shorten_the_time_for_what_is_being_measured():
+    world = pool_of(1).world
+    figures = world.providers[1].figures
+    for id in range(2, 13):
+        world.providers[id] = msgspec.structs.replace(world.providers[1], id=id, figures=figures)
+    others = [world.providers[id] for id in range(2, 13)]
+    introducing._ask(world, world.providers[1], others[:10], 0.0)
+    _, before = world.probing[1]
+    introducing._ask(world, world.providers[1], others[10:], 1.0)
+    asked, after = world.probing[1]
+    assert len(asked) == 11
+    assert after > before
 
 
 def test_a_large_share_over_a_slow_line_is_waited_for_as_long_as_it_comes():

@@ -51,9 +51,10 @@ def _ask(world: World, provider: Provider, others: Sequence[Provider], now: floa
     if not peers or not world.heard_of(provider.id).connected:
         return
     world.send(provider.id, Probe(peers=peers))
-    asked, _ = world.probing.get(provider.id, (frozenset(), 0.0))
-    until = now + _patience(world, len(peers))
-    world.probing[provider.id] = (asked | {peer.provider for peer in peers}, until)
+    before, _ = world.probing.get(provider.id, (frozenset(), 0.0))
+    asked = before | {peer.provider for peer in peers}
+    until = now + _patience(world, len(asked))
+    world.probing[provider.id] = (asked, until)
     world.order(Wake(at=until))
 
 
@@ -74,9 +75,10 @@ def answered(world: World, provider: Provider) -> None:
 
 def measured_by(world: World, now: float) -> float:
     """Until when the lines between free providers are being measured."""
-    for id, (_, until) in list(world.probing.items()):
-        # Further ahead than it was ever put: the clock was put back.
-        put_back = until > now + _patience(world, world.settings.most_peers)
+    for id, (asked, until) in list(world.probing.items()):
+        # Further ahead than it was put: the clock was put back. Those who have answered since are
+        # not among the asked any more, and no more than all are.
+        put_back = until > now + _patience(world, len(asked) + len(world.providers))
         if until <= now or put_back or id not in world.free:
             del world.probing[id]
     return max((until for _, until in world.probing.values()), default=now)

@@ -27,6 +27,7 @@ def consider(world: World, now: float) -> None:
     """Plan what can be planned, oldest first; say of the others what they wait for."""
     waiting = [job for job in world.jobs.values() if job.state in ("waiting", "planned")]
     if not waiting:
+        world.held_since = None
         return
     settled_at = _settled_at(world, now)
     if now >= settled_at:

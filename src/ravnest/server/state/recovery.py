@@ -57,6 +57,8 @@ def is_done(parts: Iterable[Part]) -> bool:
 
 def what_is_missing(run: Run, parts: Iterable[Part], kept: Collection[int]) -> str:
     """Of a job that is done: whose rows were not learned to the end, and why."""
+    if run.unfusible:
+        return f"the stages of cluster {run.unfusible[0]} could not be put together"
     lost = sorted({part.cluster for part in parts} - set(kept))
     if not lost:
         return ""

@@ -14,6 +14,7 @@ from ravnest.server.state.records import Part, Run
 from ravnest.server.state.words import counted
 from ravnest.server.state.world import Pulse, World
 
+_RETURNING_S = 24 * 3600.0
 _TRAFFIC_BYTES = 1 << 20
 """A large model is averaged for long over a slow line; less than this may be greetings."""
 
@@ -37,22 +38,32 @@ def reported(world: World, provider: int, assignment: str, report: WorkReport, n
 
 def judge(world: World, run: Run, now: float) -> None:
     """Give the run up if it is time, and otherwise ask to be woken when it is."""
-    # A script says nothing about its training.
-    if run.state != "running" or world.jobs[run.job].has_script:
-        return
     parts = list(world.open_parts(run.job))
+    if run.state != "running" or not _is_heard_of(world, run, parts):
+        return
     ended = {part.cluster for part in world.of_run[run.job] if part.ended_at is not None}
     # Those whose mates are done have a limit of their own.
     judged = [part for part in parts if part.cluster not in ended]
     if not judged:
         return
     due = max(_advanced_at(world, part, now) for part in parts) + world.settings.standstill_s
-    if any(_brings_back(world, part) for part in parts):
-        due = now + world.settings.standstill_s
     if now < due:
         world.order(Wake(at=due))
         return
+    returning = [part for part in parts if _brings_back(world, part, now)]
+    if returning:
+        reason = f"results are being brought back by {_names(world, returning)}"
+        world.move(world.jobs[run.job], "running", reason)
+        world.order(Wake(at=now + world.settings.standstill_s))
+        return
     _give_up(world, judged, now)
+
+
+def _is_heard_of(world: World, run: Run, parts: Iterable[Part]) -> bool:
+    """Whether its workers tell how they get on; a script need not."""
+    if not world.jobs[run.job].has_script:
+        return True
+    return any(part.id in world.pulses and world.pulses[part.id].count for part in parts)
 
 
 def _advanced_at(world: World, part: Part, now: float) -> float:
@@ -62,10 +73,12 @@ def _advanced_at(world: World, part: Part, now: float) -> float:
     return pulse.advanced_at
 
 
-def _brings_back(world: World, part: Part) -> bool:
-    """Its worker has ended; there is an upload to wait for."""
+def _brings_back(world: World, part: Part, now: float) -> bool:
+    """Its worker has ended; there is an upload to wait for. It may be a large one on a slow line,
+    or the server's disk is full."""
     presence = world.heard_of(part.provider)
-    return presence.connected and presence.state == "returning"
+    is_returning = presence.connected and presence.state == "returning"
+    return is_returning and now - presence.since < _RETURNING_S
 
 
 def _give_up(world: World, parts: list[Part], now: float) -> None:
@@ -74,11 +87,12 @@ def _give_up(world: World, parts: list[Part], now: float) -> None:
     minutes = counted(world.settings.standstill_s / 60, "minute")
     cause = f"no worker has got on for {minutes}: "
     if not talking:
-        cause += "none of them reports any more"
-    else:
+        cause += "none reports any more"
+    elif silent:
         last = max(talking, key=lambda part: world.pulses[part.id].reported_at or 0.0)
-        cause += f"{_names(world, [last])} reported last"
-        cause += f", {_names(world, silent)} did not" if silent else ", and all others do as well"
+        cause += f"{_names(world, [last])} reported last, {_names(world, silent)} did not"
+    else:
+        cause += f"{_names(world, talking)} only reported"
     if not (silent and talking):
         # Who stood still first; the others had something left to do.
         first = min(parts, key=lambda part: world.pulses[part.id].advanced_at)

@@ -26,8 +26,8 @@ class Settings:
     report_s: float = 1.0
     settle_s: float = 2.0
     """How long the pool must stay as it is before it is planned with."""
-    settle_most_s: float = 30.0
-    """How long that is waited for: a large pool never stays as it is."""
+    settle_most_s: float = 60.0
+    """How long that is waited for, and for measurements: a large pool never stays as it is."""
     return_s: float = 10.0
     """How long agents have to come back after the server's start, before pools are judged."""
     probe_s: float = 10.0
