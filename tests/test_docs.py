@@ -232,6 +232,36 @@ def test_commands_and_options_in_the_text_exist(document):
         assert {word.strip("[]()") for word in words if word.startswith("--")} <= known, line
 
 
+def _prose(path: Path) -> str:
+    return re.sub(r"^```.*?^```$", "", path.read_text("utf-8"), flags=re.MULTILINE | re.DOTALL)
+
+
+def _anchors(path: Path) -> set[str]:
+    """Of the headings, as they are made on the web: words in small letters, joined by dashes."""
+    found = set()
+    for heading in re.findall(r"^#+ (.*)$", _prose(path), re.MULTILINE):
+        words = re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", heading).strip().lower()
+        found.add(re.sub(r"[^\w -]", "", words).replace(" ", "-"))
+    return found
+
+
+PAGES = [
+    *ROOT.glob("*.md"),
+    *(p for d in ("docs", "examples", "benchmarks") for p in ROOT.glob(f"{d}/**/*.md")),
+]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_links_lead_to_pages_and_headings_that_exist(page):
+    for link in re.findall(r"\]\(([^)\s]+)\)", _prose(page)):
+        if "://" in link:
+            continue
+        name, _, anchor = link.partition("#")
+        target = (page.parent / name).resolve() if name else page
+        assert target.exists(), link
+        assert not anchor or anchor in _anchors(target), link
+
+
 def test_every_program_is_run_by_a_test():
     """A new one in the documentation needs a test above."""
     found = {path.name: len(programs(f"docs/{path.name}")) for path in ROOT.glob("docs/*.md")}
