@@ -46,7 +46,13 @@ def test_tokens_are_made_used_and_revoked(server, capsys):
             session.check_may_submit()
     assert main(["token", "list"]) == 0
     assert "grace" in capsys.readouterr().out
-    assert main(["token", "revoke", Token.parse(viewer).id]) == 0
+    id = Token.parse(viewer).id
+    assert main(["token", "revoke", "nobodys"]) == 1
+    assert "'nobodys' is no token of this server" in capsys.readouterr().err
+    assert main(["token", "revoke", ""]) == 1
+    assert "'' may be any of " in capsys.readouterr().err
+    assert main(["token", "revoke", id[:-2]]) == 0
+    assert capsys.readouterr().out == f"revoked {id}\n"
     with Session(server.url, viewer) as session, pytest.raises(TokenError, match="revoked"):
         session.overview()
 

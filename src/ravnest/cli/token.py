@@ -108,8 +108,10 @@ def list_tokens(server: str | None, token: str | None, insecure: bool, as_json: 
 @click.argument("ids", nargs=-1, required=True, metavar="ID...")
 @server_options
 def revoke(ids: tuple[str, ...], server: str | None, token: str | None, insecure: bool) -> None:
-    """Make tokens invalid at once. Machines that have enrolled with one stay enrolled."""
+    """Make tokens invalid at once. Machines that have enrolled with one stay enrolled.
+
+    ID may be the beginning of one.
+    """
     with session_of(server, token, insecure) as session:
         for one in ids:
-            session.revoke_token(one)
-            click.echo(f"revoked {one}")
+            click.echo(f"revoked {session.revoke_token(one)}")

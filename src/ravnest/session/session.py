@@ -245,5 +245,14 @@ class Session:
     def tokens(self) -> list[TokenShown]:
         return self.client.get("/tokens", list[TokenShown])
 
-    def revoke_token(self, id: str) -> None:
-        self.client.delete(f"/tokens/{id}")
+    def revoke_token(self, id: str) -> str:
+        """By its id, or the beginning of one; returns the id."""
+        known = [one.id for one in self.tokens()]
+        found = [id] if id in known else [one for one in known if one.startswith(id)]
+        if len(found) != 1:
+            why = (
+                f"may be any of {', '.join(found[:10])}" if found else "is no token of this server"
+            )
+            raise TokenError(f"{id!r} {why}; `ravnest token list` shows all of them")
+        self.client.delete(f"/tokens/{found[0]}")
+        return found[0]
