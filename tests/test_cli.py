@@ -90,6 +90,7 @@ def test_wrong_usage_exits_with_2(argv, capsys):
     shown = capsys.readouterr()
     assert shown.out == ""
     assert shown.err.startswith("Usage: ravnest")
+    assert ("\nerror: " in shown.err) == bool(argv)  # as all other errors begin
 
 
 def test_an_error_of_the_library_is_one_plain_block(library, capsys):

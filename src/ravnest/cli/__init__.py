@@ -9,6 +9,8 @@ another signal while providers run, 128 + its number.
 """
 
 import importlib
+import io
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -99,12 +101,20 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         result = cli.main(args=argv, prog_name="ravnest", standalone_mode=False)
     except click.ClickException as error:
-        _with_its_place(error).show()
+        _show(_with_its_place(error))
         return error.exit_code
     except click.Abort as abort:
         # click also raises Abort at the end of input, when a question stays unanswered.
         return EXIT_FAILED if isinstance(abort.__cause__, EOFError) else EXIT_INTERRUPTED
     return result if isinstance(result, int) else 0
+
+
+def _show(error: click.ClickException) -> None:
+    """As click does, but errors begin as all others of this program do."""
+    shown = io.StringIO()
+    error.show(shown)
+    text = re.sub(r"^Error: ", "error: ", shown.getvalue(), flags=re.MULTILINE)
+    click.echo(text, nl=False, err=True)
 
 
 def _with_its_place(error: click.ClickException) -> click.ClickException:
