@@ -173,6 +173,22 @@ def test_a_job_is_followed_to_its_end(ravnest, site):
     assert text.splitlines()[-1].endswith("loss 0.041; validation: accuracy 0.978, loss 0.09")
 
 
+def test_whoever_has_followed_a_job_is_told_how_to_fetch_it(site, capsys):
+    assert main(["job", "follow", "job-d", "--server", site.url, "--insecure"]) == 0
+    assert capsys.readouterr().err.splitlines()[-1].endswith("ravnest job fetch job-digits")
+
+
+def test_a_machine_that_has_joined_nothing_has_no_status(home, capsys):
+    assert main(["provider", "status"]) == 1
+    assert "has joined no server yet" in capsys.readouterr().err
+    for name in ("a", "b"):
+        (home / "provider" / "identity" / name).mkdir(parents=True)
+        text = f'{{"provider": 1, "name": "me", "server": "https://{name}:1"}}'
+        (home / "provider" / "identity" / name / "identity.json").write_text(text)
+    assert main(["provider", "status"]) == 1
+    assert "joined 2 servers, say which: https://a:1, https://b:1" in capsys.readouterr().err
+
+
 def test_a_token_is_printed_alone(ravnest):
     assert ravnest("token", "make", "provider", "--hours", "2") == token("provider") + "\n"
 

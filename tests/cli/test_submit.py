@@ -66,7 +66,7 @@ def submit(office, capsys, monkeypatch):
 
 
 def test_one_command_from_the_file_to_the_trained_model(submit, office, tmp_path):
-    shown = submit("--yes")
+    shown = submit("--yes", "-o", "trained")
     lines = shown.out.splitlines()
     assert lines[:2] == ["loading", PLAN]
     assert lines[-1] == "score: accuracy 0.975"

@@ -87,7 +87,10 @@ def follow(
     with session_of(server, token, insecure) as session:
         job = session.job(job_id)
         click.echo(f"following {job.id} ({job.name})", err=True)
-        ctx.exit(follow_to_the_end(job))
+        code = follow_to_the_end(job)
+        if job.view.result_bytes:
+            click.echo(f"the trained weights: ravnest job fetch {job.id}", err=True)
+        ctx.exit(code)
 
 
 def follow_to_the_end(job: "Job") -> int:
@@ -107,6 +110,7 @@ def follow_to_the_end(job: "Job") -> int:
 @id_argument
 @click.option(
     "--output",
+    "-o",
     type=click.Path(file_okay=False, path_type=Path),
     default="trained",
     show_default=True,

@@ -54,10 +54,13 @@ def _find(url: str | None, home: Path | None, insecure: bool) -> "tuple[Identity
     folder = home or our_home() / "provider"
     known = known_identities(folder)
     if url is None and len(known) != 1:
-        listed = ", ".join(str(each) for each in known) or "none"
-        raise ServerError(
-            f"{folder} knows {len(known)} servers ({listed}): say which one, or which --home"
-        )
+        if not known:
+            raise ServerError(
+                f"this machine has joined no server yet (looked in {folder}): ravnest join URL "
+                "--token …; if it has joined with --home DIR, say the same here"
+            )
+        listed = ", ".join(str(each) for each in known)
+        raise ServerError(f"this machine has joined {len(known)} servers, say which: {listed}")
     identity, address = identity_of(folder, url or str(known[0]), insecure=insecure or url is None)
     return identity, identity.client(address)
 

@@ -40,6 +40,7 @@ logger = logging.getLogger("ravnest.cli")
 @click.option("--quiet", "-q", is_flag=True, help="Do not tell what is being prepared.")
 @click.option(
     "--output",
+    "-o",
     type=click.Path(file_okay=False, path_type=Path),
     default="trained",
     show_default=True,
