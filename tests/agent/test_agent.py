@@ -1,7 +1,6 @@
 """Agents against a server that says what the test says; workers are stand-ins."""
 
 import asyncio
-import contextlib
 import functools
 import hashlib
 import json
@@ -10,22 +9,20 @@ import shutil
 import sys
 import threading
 import time
-from pathlib import Path
 
 import psutil
 import pytest
 from made import assignment
-from toyserver import WAIT_S, ToyServer
+from running import Running, assign, beat_of, files, run, task, train
+from toyserver import WAIT_S
 
 from ravnest.agent import fetching, sandbox
-from ravnest.agent.channel import Pauses
 from ravnest.agent.errand import Errand
 from ravnest.agent.folders import RESTARTED, WorkFolders
 from ravnest.agent.identity import load_identity
 from ravnest.agent.joining import join
 from ravnest.agent.keeping import KeptFiles
 from ravnest.agent.settings import AgentSettings
-from ravnest.agent.workload import Speed
 from ravnest.api.control import (
     HAS_LEFT,
     Assign,
@@ -49,99 +46,6 @@ from ravnest.api.machine import Caps
 from ravnest.api.tokens import Token
 from ravnest.api.work import Neighbour
 from ravnest.errors import RunDirError, ServerError, TokenError
-
-SPEED = Speed(device="cpu", gflops=50.0, torch="2")
-TOY = Path(__file__).parent / "toy_worker.py"
-
-
-class Running:
-    """One agent, as a task of the test's loop."""
-
-    def __init__(self, server, home, *, token=True, **settings):
-        self.lines = []
-        self.upon = {}
-        """What to do at once when something is told."""
-        self._shown = asyncio.Queue()
-        self.agent = None
-        self._settings = AgentSettings(
-            **{
-                "address": server.address,
-                "home": home,
-                "name": "toy",
-                "listen": "127.0.0.1:0",
-                **settings,
-            }
-        )
-        self._token = server.token() if token is True else token or None
-
-    async def __aenter__(self):
-        self.task = asyncio.create_task(
-            join(
-                self._settings,
-                self._token,
-                self._show,
-                speed=SPEED,
-                worker_command=lambda folder: [sys.executable, str(TOY)],
-                pauses=Pauses(0.01, 0.05),
-                on_agent=lambda agent: setattr(self, "agent", agent),
-            )
-        )
-        return self
-
-    async def __aexit__(self, *_):
-        if not self.task.done():
-            self.agent.leave(now=True)
-        with contextlib.suppress(ServerError, TokenError, RunDirError):
-            async with asyncio.timeout(WAIT_S):
-                await self.task
-
-    def _show(self, event, text):
-        self.lines.append((event, text))
-        self.upon.get(event, lambda: None)()
-        self._shown.put_nowait(event)
-
-    async def tells(self, event):
-        async with asyncio.timeout(WAIT_S):
-            while await self._shown.get() != event:
-                pass
-
-    def told(self, event):
-        return [text for kind, text in self.lines if kind == event]
-
-
-def run(test, tmp_path):
-    async def inside():
-        async with ToyServer(tmp_path / "server") as server:
-            await test(server)
-
-    asyncio.run(inside())
-
-
-def files(server, provider=7):
-    document = json.dumps({"node_id": provider, "template_path": "elsewhere", "x": 1}).encode()
-    return (
-        server.put("node.json", document),
-        server.put("package/graph.json", b"{}"),
-        server.put("data/train/0.bin", b"\1" * 300_000),
-    )
-
-
-def task(server, job="digits", provider=7, **changes):
-    given = {"files": files(server, provider), "job_name": job, **changes}
-    return assignment(f"a{provider}", provider=provider, **given)
-
-
-async def assign(server, given):
-    provider = given.provider
-    await server.hear(Measured, provider)
-    await server.say(provider, Assign(assignment=given))
-    return await server.hear(Prepared, provider)
-
-
-async def train(server, given):
-    await assign(server, given)
-    await server.say(given.provider, Begin(assignment=given.id))
-    return await server.hear(Reported, given.provider)
 
 
 def test_from_the_first_start_to_delivered_results(tmp_path, monkeypatch):
@@ -181,7 +85,7 @@ def test_from_the_first_start_to_delivered_results(tmp_path, monkeypatch):
             }
             assert server.results["trained-0123456789abcdef.safetensors"] == b"weights"
             await server.say(7, Settled(assignment="a7"))
-            beat = await _beat_of(server, "idle")
+            beat = await beat_of(server, "idle")
             assert beat.assignment is None
             running.agent.leave()
             assert await server.hear(Leaving) == Leaving(reason="asked to")
@@ -191,12 +95,6 @@ def test_from_the_first_start_to_delivered_results(tmp_path, monkeypatch):
             assert running.told("epoch") == ["training digits: epoch 2 of 3"]
 
     run(test, tmp_path)
-
-
-async def _beat_of(server, state):
-    while (beat := await server.hear(Beat)).state != state:
-        pass
-    return beat
 
 
 def test_a_server_that_starts_anew_finds_the_worker_still_at_work(tmp_path):
@@ -238,7 +136,7 @@ def test_a_worker_that_misbehaves_has_failed_and_its_log_is_kept(tmp_path, job, 
             assert end.outcome == "failed"
             assert reason in end.reason
             await server.say(7, Settled(assignment="a7"))
-            await _beat_of(server, "idle")
+            await beat_of(server, "idle")
             assert "last-failed-worker.log" in running.told("log")[0]
             kept = tmp_path / "home" / "last-failed-worker.log"
             assert "hello from the log" in kept.read_text()
@@ -274,7 +172,7 @@ def test_a_dropped_worker_is_gone_and_the_provider_free(tmp_path):
             await train(server, task(server, "patience"))
             process = psutil.Process(running.agent._errand.worker.pid)
             await server.say(7, Steer(assignment="a7", action="drop"))
-            await _beat_of(server, "idle")
+            await beat_of(server, "idle")
             assert not process.is_running()
 
     run(test, tmp_path)
@@ -289,7 +187,7 @@ def test_work_that_is_dropped_as_its_results_are_to_be_brought_back(tmp_path):
             drop, loop = Steer(assignment="a7", action="drop"), asyncio.get_running_loop()
             running.upon["ended"] = lambda: loop.call_soon(running.agent.heard, drop)
             await server.say(7, Begin(assignment="a7"))
-            await _beat_of(server, "idle")
+            await beat_of(server, "idle")
             assert not running.task.done()
             assert running.told("dropped")
             await server.say(7, Assign(assignment=task(server)))
@@ -306,7 +204,7 @@ def test_results_that_are_not_wanted_any_more_are_not_brought_back(tmp_path):
             await running.tells("returning")
             bringing = running.agent._errand.task
             await server.say(7, Steer(assignment="a7", action="drop"))
-            await _beat_of(server, "idle")
+            await beat_of(server, "idle")
             async with asyncio.timeout(WAIT_S):
                 await asyncio.wait({bringing})
             assert bringing.cancelled()
@@ -480,7 +378,7 @@ def test_the_next_run_of_a_job_downloads_only_what_is_new(tmp_path):
             assert sorted(server.asked) == sorted(file.sha256 for file in given)
             server.asked.clear()
             await server.say(7, Steer(assignment="a7", action="drop"))
-            await _beat_of(server, "idle")
+            await beat_of(server, "idle")
             # The same shards again.
             await server.say(7, Assign(assignment=assignment("b7", run=2, files=given)))
             await server.hear(Prepared)
@@ -498,7 +396,7 @@ def test_the_next_run_of_a_job_downloads_only_what_is_new(tmp_path):
             await server.say(7, Begin(assignment="c7"))
             await server.hear(Ended)
             await server.say(7, Settled(assignment="c7"))
-            await _beat_of(server, "idle")
+            await beat_of(server, "idle")
             running.agent.leave()
             await running.task
         assert list((home / "files").iterdir()) == []

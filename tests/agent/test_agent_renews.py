@@ -1,7 +1,7 @@
 """An agent whose certificate ends soon: it says so, and works on whatever comes of it."""
 
 import pytest
-from agent.test_agent import Running, run
+from running import Running, run
 
 from ravnest.api.control import Measured
 from ravnest.errors import ServerError

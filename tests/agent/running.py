@@ -1,0 +1,116 @@
+"""Agents as tasks of a test, with stand-ins for workers and a server that the test speaks for."""
+
+import asyncio
+import contextlib
+import json
+import sys
+from pathlib import Path
+
+from made import assignment
+from toyserver import WAIT_S, ToyServer
+
+from ravnest.agent.channel import Pauses
+from ravnest.agent.joining import join
+from ravnest.agent.settings import AgentSettings
+from ravnest.agent.workload import Speed
+from ravnest.api.control import Assign, Beat, Begin, Measured, Prepared, Reported
+from ravnest.errors import RunDirError, ServerError, TokenError
+
+SPEED = Speed(device="cpu", gflops=50.0, torch="2")
+TOY = Path(__file__).parent / "toy_worker.py"
+
+
+class Running:
+    """One agent, as a task of the test's loop."""
+
+    def __init__(self, server, home, *, token=True, **settings):
+        self.lines = []
+        self.upon = {}
+        """What to do at once when something is told."""
+        self._shown = asyncio.Queue()
+        self.agent = None
+        self._settings = AgentSettings(
+            **{
+                "address": server.address,
+                "home": home,
+                "name": "toy",
+                "listen": "127.0.0.1:0",
+                **settings,
+            }
+        )
+        self._token = server.token() if token is True else token or None
+
+    async def __aenter__(self):
+        self.task = asyncio.create_task(
+            join(
+                self._settings,
+                self._token,
+                self._show,
+                speed=SPEED,
+                worker_command=lambda folder: [sys.executable, str(TOY)],
+                pauses=Pauses(0.01, 0.05),
+                on_agent=lambda agent: setattr(self, "agent", agent),
+            )
+        )
+        return self
+
+    async def __aexit__(self, *_):
+        if not self.task.done():
+            self.agent.leave(now=True)
+        with contextlib.suppress(ServerError, TokenError, RunDirError):
+            async with asyncio.timeout(WAIT_S):
+                await self.task
+
+    def _show(self, event, text):
+        self.lines.append((event, text))
+        self.upon.get(event, lambda: None)()
+        self._shown.put_nowait(event)
+
+    async def tells(self, event):
+        async with asyncio.timeout(WAIT_S):
+            while await self._shown.get() != event:
+                pass
+
+    def told(self, event):
+        return [text for kind, text in self.lines if kind == event]
+
+
+def run(test, tmp_path):
+    async def inside():
+        async with ToyServer(tmp_path / "server") as server:
+            await test(server)
+
+    asyncio.run(inside())
+
+
+def files(server, provider=7):
+    document = json.dumps({"node_id": provider, "template_path": "elsewhere", "x": 1}).encode()
+    return (
+        server.put("node.json", document),
+        server.put("package/graph.json", b"{}"),
+        server.put("data/train/0.bin", b"\1" * 300_000),
+    )
+
+
+def task(server, job="digits", provider=7, **changes):
+    given = {"files": files(server, provider), "job_name": job, **changes}
+    return assignment(f"a{provider}", provider=provider, **given)
+
+
+async def assign(server, given):
+    provider = given.provider
+    await server.hear(Measured, provider)
+    await server.say(provider, Assign(assignment=given))
+    return await server.hear(Prepared, provider)
+
+
+async def train(server, given):
+    await assign(server, given)
+    await server.say(given.provider, Begin(assignment=given.id))
+    return await server.hear(Reported, given.provider)
+
+
+async def beat_of(server, state):
+    while (beat := await server.hear(Beat)).state != state:
+        pass
+    return beat
