@@ -23,6 +23,7 @@ def job():
         nn.Linear(128, 3),
     )
     return {
+        "name": "spirals",
         "model": model,
         "example_args": (points[:64],),  # a sample batch
         "data": (points, arms),
