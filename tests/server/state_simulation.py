@@ -479,3 +479,27 @@ def _assign(part: Part) -> Assign:
             training=TrainingSpec(),
         )
     )
+
+
+def pool_of(count: int) -> Simulation:
+    """So many providers, enrolled and connected."""
+    sim = Simulation()
+    for _ in range(count):
+        sim.enrol()
+        sim.connect(max(sim.agents))
+    sim.talk()
+    return sim
+
+
+def training(sim: Simulation) -> Job:
+    """A job that has been submitted, planned, prepared and begun."""
+    sim.submit(True, None)
+    sim.wait(15)
+    sim.plan_one("fits")
+    sim.talk()
+    for agent in sim.agents:
+        sim.go_on(agent, "done")
+    sim.talk()
+    job = sim.world.jobs[max(sim.submitted)]
+    assert job.state == "running", job
+    return job

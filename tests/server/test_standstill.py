@@ -1,8 +1,7 @@
 """Workers that hang: a run is given up once nobody gets on, and no earlier."""
 
 import pytest
-from state_simulation import SETTINGS
-from test_state import pool_of, training
+from state_simulation import SETTINGS, pool_of, training
 
 from ravnest.api.work import LinkBytes, RoundReport, Span, WorkReport
 from ravnest.server.state.events import JobSteered, WorkReported

@@ -2,7 +2,7 @@
 
 import msgspec
 import pytest
-from state_simulation import FACTS, SETTINGS, Simulation
+from state_simulation import FACTS, SETTINGS, Simulation, pool_of, training
 
 from ravnest.api.control import Hello, SetPause, Steer
 from ravnest.api.machine import Caps, Figures, PeerFigure
@@ -15,29 +15,6 @@ from ravnest.server.state.pool import as_pool, why_not_for
 from ravnest.server.state.records import Job, Provider
 from ravnest.server.state.retrying import MOST_RETRIES
 from ravnest.server.state.world import World
-
-
-def pool_of(count):
-    sim = Simulation()
-    for _ in range(count):
-        sim.enrol()
-        sim.connect(count and max(sim.agents))
-    sim.talk()
-    return sim
-
-
-def training(sim, **options):
-    """A job that has been submitted, planned, prepared and begun."""
-    sim.submit(True, options.get("max_providers"))
-    sim.wait(15)
-    sim.plan_one("fits")
-    sim.talk()
-    for agent in sim.agents:
-        sim.go_on(agent, "done")
-    sim.talk()
-    job = sim.world.jobs[max(sim.submitted)]
-    assert job.state == "running", job
-    return job
 
 
 def last_word(sim, id):

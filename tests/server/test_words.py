@@ -1,7 +1,7 @@
 """Numbers as people write them."""
 
 import pytest
-from test_state import pool_of, training
+from state_simulation import pool_of, training
 
 from ravnest.server.state.words import counted, figure
 
