@@ -5,6 +5,7 @@ import hashlib
 import json
 import os
 import shutil
+import signal
 from pathlib import Path
 
 import a_job
@@ -20,6 +21,7 @@ from ravnest.plan import ProviderSpec
 from ravnest.planning.fusion import SAFETENSORS, STATE_DICT
 from ravnest.server.planjob.outcome import PlanOrder
 from ravnest.server.planjob.tasks import fuse
+from ravnest.server.service import work
 from ravnest.server.service.work import WorkLimits, Workshop
 from ravnest.stage.package import load_package, load_weights, save_trained
 
@@ -200,7 +202,17 @@ def test_a_damaged_model_is_refused_without_naming_folders(made, tmp_path):
     assert str(tmp_path) not in outcome.error
 
 
-def test_a_plan_that_is_not_wanted_any_more_is_cancelled(made, tmp_path):
+def test_a_plan_that_is_not_wanted_any_more_is_cancelled(made, tmp_path, monkeypatch):
+    """Its process is ended, and nobody is told anything."""
+    begun = asyncio.Queue()
+
+    async def noted(process):
+        begun.put_nowait(process)
+        return await last_words(process)
+
+    last_words = work._last_words
+    monkeypatch.setattr(work, "_last_words", noted)
+
     async def story():
         workshop, told = Workshop(WorkLimits(threads=1)), []
 
@@ -208,9 +220,12 @@ def test_a_plan_that_is_not_wanted_any_more_is_cancelled(made, tmp_path):
             told.append(outcome)
 
         workshop.start("plan j", tmp_path, order(made, pool=pool(50)), done)
-        await asyncio.sleep(0)  # it has begun
+        async with asyncio.timeout(30):
+            process = await begun.get()
+        assert process.returncode is None
         workshop.cancel("plan j")
         await workshop.close()
+        assert process.returncode == -signal.SIGKILL
         assert told == []
 
     asyncio.run(story())
