@@ -35,14 +35,15 @@ def _done(order: PlanOrder, folder: Path) -> PlanOutcome:
 
         task = {"check": tasks.check, "plan": tasks.plan, "fuse": tasks.fuse}[order.task]
         return task(order, folder)
-    except (PlanError, PoolError) as error:
-        return PlanOutcome(error=str(error), unfit=True)
     except RavnestError as error:
+        # First: no pool, however large, gives this process more.
         if _is_of_memory(error):
             return _too_large()
+        lacks = lacks_something(error.__cause__)
         return PlanOutcome(
             error=str(error).replace(f"{order.model}: ", "").replace(order.model, ""),
-            crashed=lacks_something(error.__cause__),
+            unfit=isinstance(error, PlanError | PoolError) and not lacks,
+            crashed=lacks,
         )
     except OSError as error:
         return PlanOutcome(error=f"the server cannot do this: {error.strerror}", crashed=True)
@@ -53,9 +54,11 @@ def _done(order: PlanOrder, folder: Path) -> PlanOutcome:
 
 
 def _is_of_memory(error: BaseException | None) -> bool:
-    """Whether there was none left, at the beginning of it all. Torch says so in words."""
+    """Whether there was none left, at the beginning of it all. Torch says so in words; the system
+    says the same of a lack that is not this process's own."""
     while error is not None:
-        if isinstance(error, MemoryError) or "allocate memory" in str(error):
+        of_torch = isinstance(error, RuntimeError) and "allocate memory" in str(error)
+        if isinstance(error, MemoryError) or of_torch:
             return True
         error = error.__cause__ or error.__context__
     return False
