@@ -236,7 +236,7 @@ def test_an_assignment_is_removed_when_its_own_preparing_has_ended(tmp_path, mon
             first = running.agent._errand.task
             await server.say(7, Steer(assignment="a7", action="drop"))
             await running.tells("dropped")
-            (removing,) = running.agent._removing
+            (removing,) = running.agent._tasks.removing
             await server.say(7, Assign(assignment=assignment("b7", files=files(server))))
             await server.hear(Prepared)
             assert not removing.done()

@@ -14,7 +14,7 @@ def test_the_certificate_is_renewed_when_the_server_is_there(tmp_path, monkeypat
             raise ServerError("there is nothing at this address")
         return outcome
 
-    monkeypatch.setattr("ravnest.agent.agent.renew_if_due", due)
+    monkeypatch.setattr("ravnest.agent.upkeep.renew_if_due", due)
 
     async def story(server):
         async with Running(server, tmp_path / "home") as running:

@@ -137,9 +137,9 @@ def test_a_machine_joins_and_comes_back_by_itself_after_the_server_was_killed(tm
 
         assert agent.end(signal.SIGTERM) == 0, agent.errors
         see(client, lambda all_: all_[1].state == "away")
-        # Known from now on: no token, and the same provider.
-        later = stack.enter_context(joining(url, home, "--no-listen"))
-        assert later.until("joined").endswith("(provider-1)")
+        # Known from now on: no token, and the same provider, whatever it is called.
+        later = stack.enter_context(joining(url, home, "--no-listen", "--name", "desk"))
+        assert later.until("joined").endswith("joined as desk (provider-1)")
         subprocess.run([*steer, "leave"], check=True, timeout=WAIT_S, capture_output=True)
         events = []
         while not events or events[-1]["event"] != "left":

@@ -5,10 +5,7 @@ task that reports its end to `control.py`.
 """
 
 import asyncio
-import datetime
 import time
-from collections.abc import Callable, Coroutine
-from typing import Any
 
 from ravnest.agent import instructions as todo
 from ravnest.agent import sandbox
@@ -17,10 +14,12 @@ from ravnest.agent.clockwork import Clockwork
 from ravnest.agent.control import Control
 from ravnest.agent.errand import Errand, Surroundings
 from ravnest.agent.folders import WorkFolders
-from ravnest.agent.identity import renew_if_due
+from ravnest.agent.instructions import Show
 from ravnest.agent.machine import Load
 from ravnest.agent.measuring import Measuring
 from ravnest.agent.standing import Instructions
+from ravnest.agent.tasks import Tasks
+from ravnest.agent.upkeep import Upkeep
 from ravnest.agent.worker import Worker
 from ravnest.api.control import FromServer, PeerAddress, Welcome
 from ravnest.api.machine import MachineFacts
@@ -28,8 +27,6 @@ from ravnest.api.work import Assignment, WorkEnd
 from ravnest.client.answers import AnswerError, TokenRefusedError
 from ravnest.errors import JobError, RavnestError
 
-Show = Callable[[str, str], None]
-"""Gets the kind of an event and a line about it."""
 _GOODBYE_S = 5.0
 _MEASURE_AGAIN_S = 15.0
 
@@ -46,7 +43,7 @@ class Agent:
         settings = around.settings
         self._around = around
         self._show = show
-        self._measuring = measuring
+        self._upkeep = Upkeep(around, measuring, show)
         self._folders = WorkFolders(settings.home)
         self._control = Control(
             facts,
@@ -57,8 +54,7 @@ class Agent:
         )
         self._channel = Channel(around.client, self, pauses)
         self._errand: Errand | None = None
-        self._tasks: set[asyncio.Task[None]] = set()
-        self._removing: set[asyncio.Task[None]] = set()
+        self._tasks = Tasks(self._mistaken)
         self._clockwork = Clockwork(self._beat, self._overdue, self._set_resting)
         self._load = Load()
         self._hello_at = 0.0
@@ -100,15 +96,12 @@ class Agent:
 
     async def _end(self, channel: asyncio.Task[None]) -> None:
         self._clockwork.stop()
-        if self._errand is not None and self._errand.worker is not None:
-            self._errand.worker.kill("the agent has ended")
-            # Its end is recorded before the folder is looked at again.
-            await asyncio.wait(self._tasks, timeout=_GOODBYE_S)
-        if self._removing:
-            await asyncio.wait(self._removing, timeout=_GOODBYE_S)
-        for task in (channel, *self._tasks):
-            task.cancel()
-        await asyncio.gather(channel, *self._tasks, return_exceptions=True)
+        is_at_work = self._errand is not None and self._errand.worker is not None
+        self._end_worker("the agent has ended")
+        # The end of a worker is recorded before its folder is looked at again.
+        await self._tasks.end(grace_s=_GOODBYE_S, all_of_them=is_at_work)
+        channel.cancel()
+        await asyncio.gather(channel, return_exceptions=True)
         if self._errand is not None:
             await self._errand.close()
         if self._around.listener is not None:
@@ -126,15 +119,7 @@ class Agent:
         self._do(self._control.set_resting(resting))
 
     def _beat(self) -> None:
-        worker = self._errand.worker if self._errand is not None else None
-        used = self._load.process_memory(worker.pid if worker is not None else None)
-        most = self._around.settings.caps.memory_bytes
-        if worker is not None:
-            worker.trim_log()
-            if most is not None and used > most and self._around.device == "cpu":
-                too_much = f"used {used >> 20} MB, its owner allows {most >> 20} MB"
-                worker.kill(f"the worker was ended because it {too_much}")
-            used = max(used, worker.memory_bytes)
+        used = self._errand.watch(self._load) if self._errand is not None else 0
         self._do(self._control.beat(self._load.memory_free(), used, self._load.cpu()))
 
     def _take_up(self) -> None:
@@ -185,9 +170,9 @@ class Agent:
                 self._around.report_s, self._around.clock_offset_s = report_s, offset_s
                 self._clockwork.keep(heartbeat_s)
             case todo.MeasureLinks():
-                self._go(self._measure())
+                self._tasks.go(self._measure())
             case todo.ProbePeers(peers=peers):
-                self._go(self._probe(peers))
+                self._tasks.go(self._probe(peers))
             case todo.Prepare(assignment=assignment):
                 self._prepare(assignment)
             case todo.CancelPreparing(assignment=name):
@@ -199,11 +184,10 @@ class Agent:
                 if self._errand is not None and self._errand.worker is not None:
                     self._errand.worker.steer(action)
             case todo.EndWorker():
-                if self._errand is not None and self._errand.worker is not None:
-                    self._errand.worker.kill("it is not wanted any more")
+                self._end_worker("it is not wanted any more")
             case todo.BringBack(assignment=assignment, end=end):
                 if self._errand is not None and self._errand.assignment.id == assignment.id:
-                    self._errand.task = self._go(self._bring_back(self._errand, end))
+                    self._errand.task = self._tasks.go(self._bring_back(self._errand, end))
             case todo.CleanUp(assignment=name, failed=failed):
                 self._clean_up(name, failed)
             case todo.AcceptCall(call=call):
@@ -213,50 +197,24 @@ class Agent:
                 self.problem, self.is_rejected = problem, problem is not None
                 self._finished.set()
 
-    def _go(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        task = asyncio.create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._done)
-        return task
+    def _end_worker(self, why: str) -> None:
+        if self._errand is not None and self._errand.worker is not None:
+            self._errand.worker.kill(why)
 
-    def _done(self, task: asyncio.Task[None]) -> None:
-        self._tasks.discard(task)
-        if not task.cancelled() and (error := task.exception()) is not None:
-            # A mistake of ours: better to end, and be started again, than to be half an agent.
-            self.problem = f"{type(error).__name__}: {error}"
-            self._finished.set()
+    def _mistaken(self, error: BaseException) -> None:
+        """Better to end, and be started again, than to be half an agent."""
+        self.problem = f"{type(error).__name__}: {error}"
+        self._finished.set()
 
     # ---- what takes time ----
 
-    async def _renew(self) -> None:
-        """The certificate that other providers are shown, if it ends soon."""
-        identity, listener = self._around.identity, self._around.listener
-        now = datetime.datetime.now(datetime.UTC)
-        try:
-            if not await asyncio.to_thread(renew_if_due, identity, self._around.client, now):
-                return
-            if listener is not None:
-                listener.take_certificate(identity)
-        except (RavnestError, OSError, ValueError) as error:
-            # The relay does without it, and the next connection tries again.
-            self._show("renewing", f"the certificate for other providers stays as it is: {error}")
-            return
-        self._show("renewed", "the certificate that other providers are shown was renewed")
-
     async def _measure(self) -> None:
-        await self._renew()
-        try:
-            figures = await self._measuring.measure_link(self._around.client)
-        except RavnestError as error:
-            self._show("measuring", f"the line to the server cannot be measured now: {error}")
+        await self._upkeep.renew()
+        figures = await self._upkeep.measure()
+        if figures is not None:
+            self._do(self._control.measured(figures))
+        else:
             asyncio.get_running_loop().call_later(_MEASURE_AGAIN_S, self._measure_again)
-            return
-        self._show(
-            "measured",
-            f"{figures.up_mbps:.0f} Mbit/s up, {figures.down_mbps:.0f} down, "
-            f"{figures.latency_ms:.1f} ms to the server",
-        )
-        self._do(self._control.measured(figures))
 
     def _measure_again(self) -> None:
         """Unless a new connection has asked for it meanwhile."""
@@ -264,14 +222,14 @@ class Agent:
             self._do([todo.MeasureLinks()])
 
     async def _probe(self, peers: tuple[PeerAddress, ...]) -> None:
-        figures = await self._measuring.probe(self._around.identity, peers)
+        figures = await self._upkeep.probe(peers)
         if figures is not None:
             self._do(self._control.measured(figures))
 
     def _prepare(self, assignment: Assignment) -> None:
         self._folders.put_away_all(but=assignment.id)
         self._errand = Errand(assignment, self._folders.of(assignment.id), self._around)
-        self._errand.task = self._go(self._prepared(self._errand))
+        self._errand.task = self._tasks.go(self._prepared(self._errand))
 
     async def _prepared(self, errand: Errand) -> None:
         def share(value: float) -> None:
@@ -299,7 +257,7 @@ class Agent:
         worker = errand.start(
             lambda report: self._do(self._control.reported(name, report)), paused=paused
         )
-        errand.task = self._go(self._work(errand, worker))
+        errand.task = self._tasks.go(self._work(errand, worker))
 
     async def _work(self, errand: Errand, worker: Worker) -> None:
         end = await errand.work(worker)
@@ -324,9 +282,7 @@ class Agent:
             self._show("log", f"what the worker wrote is in {kept}")
         if errand.is_unwanted and (kept := self._folders.keep_results(name)) is not None:
             self._show("undelivered", f"the server did not take the results; they are in {kept}")
-        task = self._go(self._remove(errand))
-        self._removing.add(task)
-        task.add_done_callback(self._removing.discard)
+        self._tasks.go(self._remove(errand), removes=True)
 
     async def _remove(self, errand: Errand) -> None:
         if errand.task is not None:

@@ -16,7 +16,7 @@ from ravnest.agent.fetching import bring_back, fetch
 from ravnest.agent.folders import AssignmentFolder
 from ravnest.agent.identity import Identity
 from ravnest.agent.keeping import KeptFiles
-from ravnest.agent.machine import threads_of, worker_environment
+from ravnest.agent.machine import Load, threads_of, worker_environment
 from ravnest.agent.pacing import Bucket
 from ravnest.agent.peers import PeerListener, find
 from ravnest.agent.sandbox import sandboxed
@@ -166,6 +166,18 @@ class Errand:
         with contextlib.suppress(OSError):
             self.folder.record_end(end)
         return end
+
+    def watch(self, load: Load) -> int:
+        """Bytes that the worker uses; more than its owner allows, and it is ended."""
+        worker, most = self.worker, self._around.settings.caps.memory_bytes
+        if worker is None:
+            return 0
+        worker.trim_log()
+        used = load.process_memory(worker.pid)
+        if most is not None and used > most and self._around.device == "cpu":
+            too_much = f"used {used >> 20} MB, its owner allows {most >> 20} MB"
+            worker.kill(f"the worker was ended because it {too_much}")
+        return max(used, worker.memory_bytes)
 
     def _give_order(self) -> None:
         around = self._around

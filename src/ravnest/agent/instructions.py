@@ -1,5 +1,6 @@
 """What an agent is to do next: the answers of `control.py`."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -23,6 +24,10 @@ class Tell:
 
     event: str
     text: str
+
+
+Show = Callable[[str, str], None]
+"""Gets the event and the text of what is told."""
 
 
 @dataclass(frozen=True)

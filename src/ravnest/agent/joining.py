@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Iterator
 
 from ravnest.agent.addresses import advertised, split_host_port
-from ravnest.agent.agent import Agent, Show
+from ravnest.agent.agent import Agent
 from ravnest.agent.channel import Pauses
 from ravnest.agent.errand import Surroundings
 from ravnest.agent.folders import AssignmentFolder
@@ -20,6 +20,7 @@ from ravnest.agent.identity import (
     load_identity,
     only_agent,
 )
+from ravnest.agent.instructions import Show
 from ravnest.agent.machine import (
     facts_of,
     free_disk,

@@ -1,0 +1,53 @@
+"""What an agent does beside its assignments: links measured, its certificate renewed.
+
+When, and what follows from it, is known to `control.py`. Whatever fails is told and may be tried
+again; an assignment is not disturbed by it.
+"""
+
+import asyncio
+import datetime
+
+from ravnest.agent.errand import Surroundings
+from ravnest.agent.identity import renew_if_due
+from ravnest.agent.instructions import Show
+from ravnest.agent.measuring import Measuring
+from ravnest.api.control import PeerAddress
+from ravnest.api.machine import Figures
+from ravnest.errors import RavnestError
+
+
+class Upkeep:
+    def __init__(self, around: Surroundings, measuring: Measuring, show: Show) -> None:
+        self._around, self._measuring, self._show = around, measuring, show
+
+    async def renew(self) -> None:
+        """The certificate that other providers are shown, if it ends soon."""
+        identity, listener = self._around.identity, self._around.listener
+        now = datetime.datetime.now(datetime.UTC)
+        try:
+            if not await asyncio.to_thread(renew_if_due, identity, self._around.client, now):
+                return
+            if listener is not None:
+                listener.take_certificate(identity)
+        except (RavnestError, OSError, ValueError) as error:
+            # The relay does without it, and the next connection tries again.
+            self._show("renewing", f"the certificate for other providers stays as it is: {error}")
+            return
+        self._show("renewed", "the certificate that other providers are shown was renewed")
+
+    async def measure(self) -> Figures | None:
+        """None if the server cannot be measured with now."""
+        try:
+            figures = await self._measuring.measure_link(self._around.client)
+        except RavnestError as error:
+            self._show("measuring", f"the line to the server cannot be measured now: {error}")
+            return None
+        self._show(
+            "measured",
+            f"{figures.up_mbps:.0f} Mbit/s up, {figures.down_mbps:.0f} down, "
+            f"{figures.latency_ms:.1f} ms to the server",
+        )
+        return figures
+
+    async def probe(self, peers: tuple[PeerAddress, ...]) -> Figures | None:
+        return await self._measuring.probe(self._around.identity, peers)
