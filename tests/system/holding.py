@@ -8,20 +8,23 @@ can say that it has got on.
 import contextlib
 import json
 import os
+import select
 import signal
 import sqlite3
 from collections.abc import Iterator
 from pathlib import Path
 
-from cast import Cast
+from cast import PATIENCE_S, Cast
+
+from ravnest.server.planjob.outcome import ORDER
 
 TASKS = {"planning": "plan", "fusing": "fuse"}
-_HOOK = """
+_HOOK = f"""
 import json, os, pathlib, signal, sys
 
 hold = pathlib.Path(__file__).with_name("hold")
 if "ravnest.server.planjob" in sys.orig_argv and hold.exists():
-    order = json.loads((pathlib.Path(sys.orig_argv[-1]) / "order.json").read_bytes())
+    order = json.loads((pathlib.Path(sys.orig_argv[-1]) / "{ORDER}").read_bytes())
     if order["task"] == hold.read_text():
         hold.with_name("held").write_text(str(os.getpid()))
         os.kill(os.getpid(), signal.SIGSTOP)
@@ -35,18 +38,28 @@ class Hold:
         folder.mkdir()
         (folder / "sitecustomize.py").write_text(_HOOK)
         self._wanted, self._held = folder / "hold", folder / "held"
+        os.mkfifo(self._held)
+        self._process = 0
         self.environment = {"PYTHONPATH": str(folder)}
 
     @contextlib.contextmanager
     def processes(self, state: str) -> Iterator[None]:
+        """Those of this state stop where they begin; whoever was waited for is ended."""
+        self._ear = os.open(self._held, os.O_RDONLY | os.O_NONBLOCK)
         self._wanted.write_text(TASKS.get(state, ""))
         try:
             yield
         finally:
             self._wanted.unlink()
-            if self._held.exists():
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(int(self._held.read_text()), signal.SIGKILL)
+            os.close(self._ear)
+            if self._process:
+                os.kill(self._process, signal.SIGKILL)
+
+    def wait(self) -> None:
+        """Until one has said that it stops."""
+        said, _, _ = select.select([self._ear], [], [], PATIENCE_S)
+        assert said, "no process of the server was held"
+        self._process = int(os.read(self._ear, 32))
 
 
 @contextlib.contextmanager

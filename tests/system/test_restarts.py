@@ -5,7 +5,7 @@ import contextlib
 import pytest
 from cast import Cast, cast
 from digits import accuracy, submit
-from holding import Hold, agents, stored_state
+from holding import TASKS, Hold, agents, stored_state
 
 
 @pytest.fixture
@@ -34,6 +34,8 @@ def test_a_server_that_is_killed_goes_on_where_it_was(three: Cast, hold: Hold, s
                 held.enter_context(agents(three))
                 job.start()
         three.wait_for_job(job.id, state)
+        if state in TASKS:
+            hold.wait()
         if state == "running":
             held.enter_context(agents(three))
         three.server.kill()
