@@ -4,7 +4,7 @@ import asyncio
 from types import SimpleNamespace
 
 import pytest
-from servers import running_server
+from servers import TIMEOUT_S, running_server
 
 from ravnest.api.limits import encode
 from ravnest.server.changes import Put
@@ -12,9 +12,10 @@ from ravnest.server.folders import Folders
 from ravnest.server.planjob.outcome import PlanOutcome
 from ravnest.server.service.errands import Errands
 from ravnest.server.service.files import Files
-from ravnest.server.state.effects import Fuse
+from ravnest.server.state.effects import Fuse, MakePlan
 from ravnest.server.state.events import Fused, FusingFailed
-from ravnest.server.state.records import Job
+from ravnest.server.state.records import Job, Run
+from ravnest.server.state.world import World
 from ravnest.server.store import open_store
 
 
@@ -27,12 +28,32 @@ class Scene:
         self.files = Files(self.folders, most_bytes=1 << 30, quota_bytes=1 << 30)
         self.happened = []
         self.done = None
-        workshop = SimpleNamespace(start=self._start)
-        core = SimpleNamespace(happen=self._happen)
-        self.errands = Errands(core, self.folders, self.files, None, None, workshop)
+        self.world = World()
+        self.asked, self.quiet = asyncio.Event(), asyncio.Event()
+        """Whether anything that was cancelled is under way; nothing is."""
+        self.quiet.set()
+        workshop = SimpleNamespace(start=self._start, ended=self._ended)
+        core = SimpleNamespace(happen=self._happen, world=self.world)
+        run_files = SimpleNamespace(forget=lambda job, run: None)
+        self.errands = Errands(core, self.folders, self.files, run_files, None, workshop)
+        self.errands._spec = self._spec
 
     def _start(self, key, folder, task, done):
         self.done = done
+
+    async def _ended(self, *keys):
+        assert keys == ("plan j",)
+        self.asked.set()
+        await self.quiet.wait()
+
+    async def _spec(self, job):
+        return "as it was handed in"
+
+    async def plan(self, run, fused_run=0):
+        """As far as the workshop."""
+        self.world.planning, self.world.attempt = "j", 1
+        order = MakePlan(job="j", attempt=1, run=run, pool=(), fused_run=fused_run, epochs_done=0)
+        await self.errands._plan(order)
 
     def _happen(self, event):
         """Whatever is removed is removed after this."""
@@ -72,6 +93,35 @@ def test_nothing_is_removed_if_fusing_fails(scene):
     asyncio.run(scene.done(PlanOutcome(error="broken")))
     assert isinstance(scene.happened[0][0], FusingFailed)
     assert scene.runs("j") == [1, 2, 3, 10]
+
+
+def test_runs_that_were_never_fused_go_when_the_next_one_is_planned(scene):
+    scene.world.runs["j"] = Run(job="j", number=10, state="over", began_at=1.0, lost=True)
+    asyncio.run(scene.plan(11, fused_run=2))
+    assert scene.done is not None
+    assert scene.runs("j") == [2]
+
+
+def test_a_run_that_waits_to_be_fused_stays(scene):
+    scene.world.runs["j"] = Run(job="j", number=10, state="over", began_at=1.0, fuses=0)
+    asyncio.run(scene.plan(11))
+    assert scene.runs("j") == [10]
+
+
+def test_a_run_is_planned_once_nobody_writes_to_its_folder_any_more(scene):
+    async def story():
+        scene.quiet.clear()
+        planning = asyncio.create_task(scene.plan(10))
+        async with asyncio.timeout(TIMEOUT_S):
+            await scene.asked.wait()
+        assert scene.done is None
+        assert scene.runs("j") == [1, 2, 3, 10]
+        scene.quiet.set()
+        await planning
+        assert scene.done is not None
+        assert scene.runs("j") == []
+
+    asyncio.run(story())
 
 
 def test_what_an_earlier_server_did_not_remove_is_removed_at_the_start(scene, tmp_path):

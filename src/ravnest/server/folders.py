@@ -14,7 +14,7 @@ import contextlib
 import os
 import secrets
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
 from pathlib import Path
 
 PRIVATE = 0o600
@@ -63,6 +63,12 @@ class Folders:
         with contextlib.suppress(FileNotFoundError):
             for folder in (self.job(job) / "runs").iterdir():
                 if folder.name.isdigit() and int(folder.name) < run:
+                    shutil.rmtree(folder, ignore_errors=True)
+
+    def remove_runs_except(self, job: str, kept: Set[int]) -> None:
+        with contextlib.suppress(FileNotFoundError):
+            for folder in (self.job(job) / "runs").iterdir():
+                if folder.name.isdigit() and int(folder.name) not in kept:
                     shutil.rmtree(folder, ignore_errors=True)
 
     def own_bytes(self, job: str) -> int:

@@ -53,6 +53,8 @@ class Errands:
         self._tasks: set[asyncio.Task[None]] = set()
         self._handing: set[str] = set()
         """Parts whose assignments are being read."""
+        self._clearing = asyncio.Lock()
+        """For a plan: of two that were wanted soon after each other, the first may be at it."""
 
     def perform(self, order: Order) -> None:
         match order:
@@ -127,11 +129,15 @@ class Errands:
         self._run_files.forget(order.job, order.run)
         folder = self._folders.run(order.job, order.run)
         spec = await self._spec(order.job)
-        if not self._is_wanted(order):
-            return
-        if spec is None:
-            raise JobError(f"{order.job} is not in the store")
-        await self._files.off_loop(lambda: shutil.rmtree(folder, ignore_errors=True))
+        async with self._clearing:
+            # A plan of this job that was dropped may be writing still.
+            await self._workshop.ended(f"plan {order.job}")
+            if not self._is_wanted(order):
+                return
+            if spec is None:
+                raise JobError(f"{order.job} is not in the store")
+            kept = self._runs_to_keep(order)
+            await self._files.off_loop(self._folders.remove_runs_except, order.job, kept)
         weights = self._folders.result(order.job) / FUSED if order.fused_run else None
         known = self._core.world.providers
         task = PlanOrder(
@@ -141,7 +147,7 @@ class Errands:
             model=str(self._folders.job(order.job) / "model"),
             run=order.run,
             pool=order.pool,
-            names={spec.id: known[spec.id].name for spec in order.pool},
+            names={provider.id: known[provider.id].name for provider in order.pool},
             weights=str(weights or ""),
             epochs_done=order.epochs_done,
         )
@@ -157,6 +163,13 @@ class Errands:
     def _is_wanted(self, order: MakePlan) -> bool:
         world = self._core.world
         return (world.planning, world.attempt) == (order.job, order.attempt)
+
+    def _runs_to_keep(self, order: MakePlan) -> set[int]:
+        """The one whose weights are fused, and one that waits to be; the others are lost."""
+        run = self._core.world.runs.get(order.job)
+        if run is None or run.fuses is None:
+            return {order.fused_run}
+        return {order.fused_run, run.number}
 
     async def _spec(self, job: str) -> JobSpec | None:
         body = await self._core.read(lambda db: db.record("spec", job))
