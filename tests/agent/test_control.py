@@ -16,6 +16,7 @@ from ravnest.agent.instructions import (
     Prepare,
     ProbePeers,
     Pulse,
+    RenewCertificate,
     Say,
     StartWorker,
     SteerWorker,
@@ -142,6 +143,14 @@ def test_a_welcome_sets_the_rhythm_and_asks_for_what_was_not_measured():
     assert MeasureLinks() in done
     assert said(control.measured(FIGURES)) == [Measured(figures=FIGURES)]
     assert said(reconnect(control))[1:] == [Measured(figures=FIGURES)]
+
+
+def test_the_certificate_is_looked_at_on_every_connection_and_by_the_clock():
+    control = connected()
+    assert RenewCertificate() in control.upkeep()
+    assert RenewCertificate() in reconnect(control)
+    control.closed()
+    assert RenewCertificate() not in control.upkeep(), "nobody is there to sign it"
 
 
 def test_a_clock_that_is_far_off_is_mentioned():

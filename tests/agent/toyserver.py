@@ -16,7 +16,7 @@ from starlette.websockets import WebSocketDisconnect
 
 from ravnest.api.control import Hello, Welcome, agent_decoder
 from ravnest.api.limits import FileRef, encode
-from ravnest.api.requests import Enrol, Enrolled, Problem
+from ravnest.api.requests import Enrol, Enrolled, Problem, Renew, Renewed
 from ravnest.api.tokens import Credential, Token
 from ravnest.client.address import ServerAddress
 from ravnest.server.authority import open_authority, server_certificate
@@ -49,6 +49,8 @@ class ToyServer:
         """Hashes of files."""
         self.unfit = []
         """And those that ask for files."""
+        self.renews = True
+        """Certificates; else it cannot at the moment."""
         self.heartbeat_s = 0.2
         self.port = 0
 
@@ -118,6 +120,7 @@ class ToyServer:
                 Route(f"{api}/authority", self._authority),
                 Route(f"{api}/whoami", self._whoami),
                 Route(f"{api}/enrol", self._enrol, methods=["POST"]),
+                Route(f"{api}/providers/me/certificate", self._renew, methods=["POST"]),
                 Route(f"{api}/probe/down", self._down),
                 Route(f"{api}/probe/up", self._up, methods=["POST"]),
                 Route(f"{api}/assignments/{{id}}/files/{{sha256}}", self._file),
@@ -149,6 +152,14 @@ class ToyServer:
                 authority=self.authority.pem,
             )
         )
+
+    async def _renew(self, request):
+        if not self.renews:
+            return _json(Problem(error="the disk is full", code="failed"), 503)
+        asked = msgspec.json.decode(await request.body(), type=Renew)
+        number = self._provider(request)
+        signed = self.authority.sign_provider(number, asked.key_request, self.now)
+        return _json(Renewed(certificate=signed))
 
     async def _down(self, request):
         return Response(b"\0" * int(request.query_params["bytes"]))

@@ -55,7 +55,7 @@ class Agent:
         self._channel = Channel(around.client, self, pauses)
         self._errand: Errand | None = None
         self._tasks = Tasks(self._mistaken)
-        self._clockwork = Clockwork(self._beat, self._overdue, self._set_resting)
+        self._clockwork = Clockwork(self._beat, self._overdue, self._set_resting, self._keep_up)
         self._load = Load()
         self._hello_at = 0.0
         self._finished = asyncio.Event()
@@ -77,6 +77,7 @@ class Agent:
             await asyncio.to_thread(sandbox.why_not)
         self._take_up()
         self._clockwork.watch(settings.caps.hours)
+        self._clockwork.keep_up()
         channel = asyncio.create_task(self._channel.run())
         finished = asyncio.create_task(self._finished.wait())
         try:
@@ -117,6 +118,9 @@ class Agent:
 
     def _set_resting(self, resting: bool) -> None:
         self._do(self._control.set_resting(resting))
+
+    def _keep_up(self) -> None:
+        self._do(self._control.upkeep())
 
     def _beat(self) -> None:
         used = self._errand.watch(self._load) if self._errand is not None else 0
@@ -171,6 +175,8 @@ class Agent:
                 self._clockwork.keep(heartbeat_s)
             case todo.MeasureLinks():
                 self._tasks.go(self._measure())
+            case todo.RenewCertificate():
+                self._tasks.go(self._upkeep.renew())
             case todo.ProbePeers(peers=peers):
                 self._tasks.go(self._probe(peers))
             case todo.Prepare(assignment=assignment):
@@ -209,7 +215,6 @@ class Agent:
     # ---- what takes time ----
 
     async def _measure(self) -> None:
-        await self._upkeep.renew()
         figures = await self._upkeep.measure()
         if figures is not None:
             self._do(self._control.measured(figures))

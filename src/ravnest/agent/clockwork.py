@@ -1,4 +1,4 @@
-"""What an agent does by the clock: heartbeats, hours, and not waiting for the server for ever."""
+"""What an agent does by the clock: heartbeats, hours, upkeep; and no waiting for ever."""
 
 import asyncio
 import datetime
@@ -11,21 +11,25 @@ _SERVER_ACTS_S = 20.0
 _SHORTEST_BEAT_S = 0.05
 _CLOCKS_JUMP_S = 3600.0
 """Hours are looked at again this often in any case."""
+_UPKEEP_S = 3600.0
 
 
 class Clockwork:
-    """Timers of the running event loop; `beat`, `overdue` and `rest` are what they call."""
+    """Timers of the running event loop; `on_…` are what they call."""
 
     def __init__(
         self,
         on_beat: Callable[[], None],
         on_overdue: Callable[[], None],
         on_rest: Callable[[bool], None],
+        on_upkeep: Callable[[], None],
     ) -> None:
         self._on_beat, self._on_overdue, self._on_rest = on_beat, on_overdue, on_rest
+        self._on_upkeep = on_upkeep
         self._heartbeat_s = 5.0
         self._next_beat: asyncio.TimerHandle | None = None
         self._next_look: asyncio.TimerHandle | None = None
+        self._next_upkeep: asyncio.TimerHandle | None = None
         self._overdue: asyncio.TimerHandle | None = None
 
     def keep(self, heartbeat_s: float) -> None:
@@ -52,6 +56,12 @@ class Clockwork:
             wait = min(change + 0.5, _CLOCKS_JUMP_S)
             self._next_look = asyncio.get_running_loop().call_later(wait, self.watch, hours)
 
+    def keep_up(self) -> None:
+        """Now, and then every hour."""
+        loop = asyncio.get_running_loop()
+        self._next_upkeep = loop.call_later(_UPKEEP_S, self.keep_up)
+        self._on_upkeep()
+
     def give_server_time(self) -> None:
         """To do what follows from a wish of the owner; then it is done without the server."""
         if self._overdue is not None:
@@ -60,6 +70,6 @@ class Clockwork:
         self._overdue = loop.call_later(_SERVER_ACTS_S, self._on_overdue)
 
     def stop(self) -> None:
-        for timer in (self._next_beat, self._next_look, self._overdue):
+        for timer in (self._next_beat, self._next_look, self._next_upkeep, self._overdue):
             if timer is not None:
                 timer.cancel()

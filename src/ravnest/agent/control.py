@@ -14,6 +14,7 @@ from ravnest.agent.instructions import (
     KeepTime,
     MeasureLinks,
     ProbePeers,
+    RenewCertificate,
     Say,
     SteerWorker,
     Tell,
@@ -99,6 +100,7 @@ class Control(Errands):
             out.append(
                 Tell("clock", f"this clock and the server's are {offset_s:+.0f} s apart: set it")
             )
+        out.append(RenewCertificate())
         out += self._measured_or_measure()
         out += [Say(refused) for refused in self.refusals.values()]
         work = self.work
@@ -116,6 +118,10 @@ class Control(Errands):
     def measured(self, figures: Figures) -> Instructions:
         self.figures = figures
         return self.say(Measured(figures=figures))
+
+    def upkeep(self) -> Instructions:
+        """By the clock, whatever it is at: some providers are connected and at work for months."""
+        return [RenewCertificate()] if self.welcomed else []
 
     # ---- the owner ----
 

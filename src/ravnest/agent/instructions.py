@@ -45,6 +45,11 @@ class MeasureLinks:
 
 
 @dataclass(frozen=True)
+class RenewCertificate:
+    """The one that other providers are shown, if it ends soon."""
+
+
+@dataclass(frozen=True)
 class ProbePeers:
     peers: tuple[PeerAddress, ...]
 
@@ -116,6 +121,7 @@ Instruction = (
     | Tell
     | KeepTime
     | MeasureLinks
+    | RenewCertificate
     | ProbePeers
     | Prepare
     | CancelPreparing

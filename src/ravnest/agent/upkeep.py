@@ -19,18 +19,22 @@ from ravnest.errors import RavnestError
 class Upkeep:
     def __init__(self, around: Surroundings, measuring: Measuring, show: Show) -> None:
         self._around, self._measuring, self._show = around, measuring, show
+        self._renewing = asyncio.Lock()
 
     async def renew(self) -> None:
-        """The certificate that other providers are shown, if it ends soon."""
+        """The certificate that other providers are shown, if it ends soon. Without a good one they
+        do not talk to this one at all: links through the server's relay carry the same TLS."""
         identity, listener = self._around.identity, self._around.listener
         now = datetime.datetime.now(datetime.UTC)
         try:
-            if not await asyncio.to_thread(renew_if_due, identity, self._around.client, now):
-                return
+            # One at a time: asked for again meanwhile, there is nothing left to do.
+            async with self._renewing:
+                if not await asyncio.to_thread(renew_if_due, identity, self._around.client, now):
+                    return
             if listener is not None:
                 listener.take_certificate(identity)
         except (RavnestError, OSError, ValueError) as error:
-            # The relay does without it, and the next connection tries again.
+            # The old one is good for some time yet; tried again in an hour or after a reconnect.
             self._show("renewing", f"the certificate for other providers stays as it is: {error}")
             return
         self._show("renewed", "the certificate that other providers are shown was renewed")
