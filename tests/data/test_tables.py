@@ -63,3 +63,10 @@ def test_bytes_that_are_no_text_are_refused(tmp_path):
     path.write_bytes(b"\xff\xfe1,2\n")
     with pytest.raises(JobError, match="cannot be read as a table"):
         table(path)
+
+
+def test_the_target_cannot_have_the_name_of_the_inputs(tmp_path):
+    path = tmp_path / "t.csv"
+    path.write_text("x,z\n1,2\n3,4\n")
+    with pytest.raises(JobError, match="called 'x'"):
+        table(path, "x")

@@ -14,6 +14,7 @@ from ravnest.errors import JobError
 SUFFIXES = (".csv", ".tsv")
 TARGETS = ("y", "label", "labels", "target", "targets")
 """Columns that are to be learnt if nothing is said."""
+INPUTS = "x"
 _DELIMITERS = ",;\t"
 _WHOLE_UP_TO = 2.0**53
 """From there on, not every whole number is a float64."""
@@ -35,13 +36,17 @@ def table(path: Path | str, target: str | None = None) -> Arrays:
     numbers = _numbers(path, rows, names, first=2 if names else 1)
     place = _place(path, names, target)
     wanted = numbers[:, place]
+    name = names[place] if names else target or "y"
+    if name == INPUTS:
+        raise JobError(
+            f"{path}: the column that is to be learnt is called {INPUTS!r}, as all others together "
+            "are; call it something else in the file"
+        )
     is_whole = bool(((wanted == np.round(wanted)) & (abs(wanted) < _WHOLE_UP_TO)).all())
     return Arrays(
         {
-            "x": np.delete(numbers, place, axis=1).astype(np.float32),
-            names[place] if names else target or "y": wanted.astype(
-                np.int64 if is_whole else np.float32
-            ),
+            INPUTS: np.delete(numbers, place, axis=1).astype(np.float32),
+            name: wanted.astype(np.int64 if is_whole else np.float32),
         }
     )
 
