@@ -100,6 +100,7 @@ def test_runs_that_were_never_fused_go_when_the_next_one_is_planned(scene):
     asyncio.run(scene.plan(11, fused_run=2))
     assert scene.done is not None
     assert scene.runs("j") == [2]
+    assert scene.files.held_bytes == 100
 
 
 def test_a_run_that_waits_to_be_fused_stays(scene):

@@ -8,6 +8,7 @@ import pytest
 
 from ravnest.api.limits import FileRef
 from ravnest.server.folders import Folders
+from ravnest.server.service import files as files_module
 from ravnest.server.service.files import Files
 from ravnest.server.service.problems import Refusal
 from ravnest.server.service.runfiles import RunFiles
@@ -100,6 +101,42 @@ def test_results_are_of_the_quota(tmp_path, part, monkeypatch):
     again.begin()
     assert again.held_bytes == 1200
     again.close()
+
+
+def test_a_result_is_counted_without_a_look_at_those_of_others(run_files, part, monkeypatch):
+    """There may be thousands of providers, and each brings back several."""
+    files = run_files._files
+    monkeypatch.setattr(Folders, "own_bytes", None)
+
+    async def story():
+        await bring(run_files, part, name(1))
+        await bring(run_files, part, name(2))
+        await bring(run_files, part, name(2))  # in the place of the first
+        assert files.held_bytes == 1200
+        await run_files.whole(part, (FileRef(path=name(1), sha256=SHA256, size=600),))
+        assert files.held_bytes == 600
+
+    asyncio.run(story())
+
+
+def test_files_of_a_job_are_not_changed_while_they_are_looked_at(run_files, part, monkeypatch):
+    """They would be counted twice, or not at all."""
+    files, own_bytes, put = run_files._files, Folders.own_bytes, files_module._put_in_place
+    turns = []
+
+    def noted(do):
+        def is_alone(*arguments):
+            turns.append(files._looking.locked())
+            return do(*arguments)
+
+        return is_alone
+
+    monkeypatch.setattr(Folders, "own_bytes", noted(own_bytes))
+    monkeypatch.setattr(files_module, "_put_in_place", noted(put))
+    asyncio.run(bring(run_files, part, name(1)))
+    files.count_job(part.job)
+    assert turns == [True, True]
+    assert files.held_bytes == 600
 
 
 def test_files_that_come_and_go_at_once_are_counted_right(tmp_path):

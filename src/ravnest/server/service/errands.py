@@ -138,6 +138,7 @@ class Errands:
                 raise JobError(f"{order.job} is not in the store")
             kept = self._runs_to_keep(order)
             await self._files.off_loop(self._folders.remove_runs_except, order.job, kept)
+            await self._files.off_loop(self._files.count_job, order.job)
         weights = self._folders.result(order.job) / FUSED if order.fused_run else None
         known = self._core.world.providers
         task = PlanOrder(

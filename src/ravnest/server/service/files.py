@@ -12,8 +12,9 @@ import shutil
 import threading
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
-from typing import Literal, TypeVar
+from typing import TypeVar
 
 from starlette.requests import ClientDisconnect
 from starlette.responses import FileResponse
@@ -93,13 +94,22 @@ class Files:
             self.count_job(folder.name)
 
     def count_job(self, job: str) -> None:
-        """After something was made for this job, brought back, or removed. Waits for the disk."""
+        """After a process has made something for this job, or all of a run was removed: looks at
+        every file. Waits for the disk."""
         with self._looking:  # the last one to look has seen the last change
             size = self._folders.own_bytes(job)
             with self._counting:
                 self._job_bytes[job] = size
                 if not size:
                     del self._job_bytes[job]
+
+    def change_job(self, job: str, change: Callable[[], int]) -> None:
+        """Add single files to those of a job, or remove some: `change` does it, and says how many
+        bytes more there are. Never while they are being looked at. Waits for the disk."""
+        with self._looking:
+            more = change()
+            with self._counting:
+                self._job_bytes[job] = self._job_bytes.get(job, 0) + more
 
     def close(self) -> None:
         self._threads.shutdown()
@@ -130,7 +140,7 @@ class Files:
                 if come > self._most_bytes:
                     raise Refusal("too_large", f"more than the {self._most_bytes} bytes allowed")
             return
-        await self.receive(target, sha256, size, self._most_bytes, body, counted="blob")
+        await self.receive(target, sha256, size, self._most_bytes, body)
 
     async def receive(
         self,
@@ -140,27 +150,29 @@ class Files:
         most: int,
         body: AsyncIterator[bytes],
         *,
-        counted: Literal["blob", "result", ""] = "",
+        job: str = "",
         before_it_is_kept: Callable[[], None] = lambda: None,
     ) -> int:
-        """Its size, once the whole file is in its place. Counted: its bytes are of the quota; those
-        of results once their job is counted again.
+        """Its size, once the whole file is in its place, and counted: for the job whose result it
+        is, or among those that were handed in.
 
         `before_it_is_kept` may still refuse it when all of it is there.
         """
         if size is not None and size > most:
             raise Refusal("too_large", f"{size} bytes are more than the {most} allowed here")
         fresh = self._folders.fresh()
-        if counted:
-            self._reserve(fresh.name, size or 0, counted)
+        self._reserve(fresh.name, size or 0, job)
         try:
             await self._leave_room(size or 0)
-            await self._receive(fresh, sha256, size, most, body, counted)
+            await self._receive(fresh, sha256, size, most, body, job)
             before_it_is_kept()
             received = fresh.stat().st_size
-            is_new = await self.off_loop(_put_in_place, fresh, target)
-            if counted == "blob" and is_new:  # and no other sender was faster
-                self._count_blob(received)
+            place = partial(_put_in_place, fresh, target)
+            if job:
+                await self.off_loop(self.change_job, job, place)
+            else:
+                await self.off_loop(lambda: self._count_blob(place()))
+            await self.off_loop(sync_folder, target.parent)
             return received
         except ClientDisconnect:
             raise Refusal("invalid", "the sender went away in the middle") from None
@@ -175,11 +187,11 @@ class Files:
         size: int | None,
         most: int,
         body: AsyncIterator[bytes],
-        counted: str,
+        job: str,
     ) -> None:
         writer = _Writer(fresh)
         try:
-            await self._take(writer, fresh.name, most, body, counted)
+            await self._take(writer, fresh.name, most, body, job)
         finally:
             await self.off_loop(writer.close)
         if size is not None and writer.size != size:
@@ -192,14 +204,14 @@ class Files:
         with self._counting:
             self._blob_bytes += size
 
-    def _reserve(self, name: str, size: int, counted: str) -> None:
+    def _reserve(self, name: str, size: int, job: str) -> None:
         """So many bytes of the quota for this file; a `Refusal` if there are not so many."""
         others = sum(taken for other, taken in self._receiving.items() if other != name)
         taken = self.held_bytes + others
         if taken + size > self._quota_bytes:
             # A result is not to be given up for that: its sender comes again.
             raise Refusal(
-                "full" if counted == "result" else "too_large",
+                "full" if job else "too_large",
                 f"the server keeps at most {self._quota_bytes} bytes of files (--quota), and "
                 f"{taken} are taken; delete jobs that are not needed any more",
             )
@@ -211,7 +223,7 @@ class Files:
             raise Refusal("full", "the disk of the server is full")
 
     async def _take(
-        self, writer: "_Writer", name: str, most: int, body: AsyncIterator[bytes], counted: str
+        self, writer: "_Writer", name: str, most: int, body: AsyncIterator[bytes], job: str
     ) -> None:
         waiting = bytearray()
         unlooked = 0
@@ -220,8 +232,8 @@ class Files:
             come = writer.size + len(waiting)
             if come > most:
                 raise Refusal("too_large", f"more than the {most} bytes allowed here")
-            if counted and come > self._receiving[name]:
-                self._reserve(name, come, counted)
+            if come > self._receiving[name]:
+                self._reserve(name, come, job)
             if len(waiting) >= _PIECE:
                 unlooked += len(waiting)
                 if unlooked >= _LOOK_EVERY:
@@ -270,14 +282,14 @@ class _Writer:
         return self._hash.hexdigest()
 
 
-def _put_in_place(fresh: Path, target: Path) -> bool:
-    """Whether there was none before; of several at once exactly one is told so."""
+def _put_in_place(fresh: Path, target: Path) -> int:
+    """How many bytes more there are: of several at once that are the same, exactly one is told."""
     target.parent.mkdir(parents=True, exist_ok=True)
     with _placing:
-        is_new = not target.is_file()
+        before = target.stat().st_size if target.is_file() else 0
+        size = fresh.stat().st_size
         fresh.replace(target)
-    sync_folder(target.parent)
-    return is_new
+    return size - before
 
 
 def hash_of(path: Path) -> str:

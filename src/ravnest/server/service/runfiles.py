@@ -4,6 +4,7 @@ import contextlib
 import re
 from collections import OrderedDict
 from collections.abc import AsyncIterator
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -153,10 +154,9 @@ class RunFiles:
                 size,
                 room,
                 body,
-                counted="result",
+                job=part.job,
                 before_it_is_kept=still_wanted,
             )
-            await self._files.off_loop(self._files.count_job, part.job)
         finally:
             coming.remove(room if size is None else size)
             if not coming:
@@ -176,8 +176,8 @@ class RunFiles:
         found = tuple([file for file in results if await self._is_whole(part, file)])
         if part.is_open:
             folder = self._folders.results(part.job, part.run, part.provider)
-            await self._files.off_loop(_keep_only, folder, {file.path for file in found})
-            await self._files.off_loop(self._files.count_job, part.job)
+            keep = partial(_keep_only, folder, {file.path for file in found})
+            await self._files.off_loop(self._files.change_job, part.job, keep)
         return found
 
     async def _is_whole(self, part: Part, file: FileRef) -> bool:
@@ -204,6 +204,9 @@ def _sizes(folder: Path) -> dict[str, int]:
     return {}
 
 
-def _keep_only(folder: Path, names: set[str]) -> None:
-    for name in _sizes(folder).keys() - names:
+def _keep_only(folder: Path, names: set[str]) -> int:
+    """How many bytes more there are: none, or fewer."""
+    others = {name: size for name, size in _sizes(folder).items() if name not in names}
+    for name in others:
         (folder / name).unlink(missing_ok=True)
+    return -sum(others.values())
