@@ -2,13 +2,11 @@
 
 import asyncio
 import functools
-import hashlib
 import json
 import os
 import shutil
 import sys
 import threading
-import time
 
 import psutil
 import pytest
@@ -21,7 +19,6 @@ from ravnest.agent.errand import Errand
 from ravnest.agent.folders import RESTARTED, WorkFolders
 from ravnest.agent.identity import load_identity
 from ravnest.agent.joining import join
-from ravnest.agent.keeping import KeptFiles
 from ravnest.agent.settings import AgentSettings
 from ravnest.api.control import (
     HAS_LEFT,
@@ -41,7 +38,6 @@ from ravnest.api.control import (
     Settled,
     Steer,
 )
-from ravnest.api.limits import FileRef
 from ravnest.api.machine import Caps
 from ravnest.api.tokens import Token
 from ravnest.api.work import Neighbour
@@ -367,77 +363,6 @@ def test_what_the_server_cannot_send_now_is_fetched_later(tmp_path, monkeypatch)
             assert server.unfit == []
 
     run(test, tmp_path)
-
-
-def test_the_next_run_of_a_job_downloads_only_what_is_new(tmp_path):
-    async def test(server):
-        home, given = tmp_path / "home", files(server)
-        fresh = server.put("package/weights.safetensors", b"fused")
-        async with Running(server, home) as running:
-            await train(server, assignment("a7", files=given, job_name="patience"))
-            assert sorted(server.asked) == sorted(file.sha256 for file in given)
-            server.asked.clear()
-            await server.say(7, Steer(assignment="a7", action="drop"))
-            await beat_of(server, "idle")
-            # The same shards again.
-            await server.say(7, Assign(assignment=assignment("b7", run=2, files=given)))
-            await server.hear(Prepared)
-            assert server.asked == []
-            content = (home / "work/b7/data/train/0.bin").read_bytes()
-            assert content == b"\1" * 300_000
-            # A worker may have written to what it was given: it is fetched again.
-            (home / "work/b7/data/train/0.bin").write_bytes(b"\2" * 300_000)
-            await server.say(7, Steer(assignment="b7", action="drop"))
-            await running.tells("dropped")
-            await server.say(7, Assign(assignment=assignment("c7", run=3, files=(*given, fresh))))
-            await server.hear(Prepared)
-            assert sorted(server.asked) == sorted((given[2].sha256, fresh.sha256))
-            # After the last run nothing of the job is left.
-            await server.say(7, Begin(assignment="c7"))
-            await server.hear(Ended)
-            await server.say(7, Settled(assignment="c7"))
-            await beat_of(server, "idle")
-            running.agent.leave()
-            await running.task
-        assert list((home / "files").iterdir()) == []
-        assert list((home / "gone").iterdir()) == []
-
-    run(test, tmp_path)
-
-
-def test_files_of_other_jobs_make_room(tmp_path, monkeypatch):
-    async def test(server):
-        home = tmp_path / "home"
-        free = iter([1 << 20])
-        async with Running(server, home) as running:
-            await assign(server, task(server))
-            await server.say(7, Steer(assignment="a7", action="drop"))
-            await running.tells("dropped")
-            assert [path.name for path in (home / "files").iterdir()] == ["j1"]
-            monkeypatch.setattr(fetching, "free_disk", lambda _: next(free, 1 << 40))
-            await server.say(7, Assign(assignment=assignment("b7", job="j2", files=files(server))))
-            await server.hear(Prepared)
-            assert [path.name for path in (home / "files").iterdir()] == ["j2"]
-
-    run(test, tmp_path)
-
-
-def test_files_are_kept_of_few_jobs_and_for_a_day(tmp_path):
-    kept = KeptFiles(tmp_path)
-    source = tmp_path / "source"
-    source.write_bytes(b"abc")
-    named = FileRef(path="node.json", sha256=hashlib.sha256(b"abc").hexdigest(), size=3)
-    for number in range(6):
-        kept.expect(f"j{number}", [named])
-        kept.keep(f"j{number}", named, source)
-        os.utime(tmp_path / "files" / f"j{number}", (time.time() + number,) * 2)
-    assert {path.name for path in kept.root.iterdir()} == {"j2", "j3", "j4", "j5"}
-    os.utime(tmp_path / "files" / "j4", (time.time() - 25 * 3600,) * 2)
-    kept.expect("j5", [])
-    assert {path.name for path in kept.root.iterdir()} == {"j2", "j3", "j5"}
-    assert not kept.has("j5", named)
-    assert kept.put("j3", named, tmp_path / "deep" / "target")
-    assert (tmp_path / "deep" / "target").read_bytes() == b"abc"
 
 
 def test_results_are_delivered_by_the_next_agent(tmp_path):

@@ -16,6 +16,7 @@ from ravnest.agent.instructions import (
     Prepare,
     ProbePeers,
     Pulse,
+    RemoveOld,
     RenewCertificate,
     Say,
     StartWorker,
@@ -151,6 +152,14 @@ def test_the_certificate_is_looked_at_on_every_connection_and_by_the_clock():
     assert RenewCertificate() in reconnect(control)
     control.closed()
     assert RenewCertificate() not in control.upkeep(), "nobody is there to sign it"
+
+
+def test_old_files_are_removed_by_the_clock_but_not_those_of_the_present_job():
+    assert RemoveOld("j1") in at("training").upkeep()
+    control = connected()
+    assert RemoveOld(None) in control.upkeep()
+    control.closed()
+    assert control.upkeep() == [RemoveOld(None)]
 
 
 def test_a_clock_that_is_far_off_is_mentioned():

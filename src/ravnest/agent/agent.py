@@ -55,7 +55,13 @@ class Agent:
         self._channel = Channel(around.client, self, pauses)
         self._errand: Errand | None = None
         self._tasks = Tasks(self._mistaken)
-        self._clockwork = Clockwork(self._beat, self._overdue, self._set_resting, self._keep_up)
+        do, control = self._do, self._control
+        self._clockwork = Clockwork(
+            on_beat=self._beat,
+            on_overdue=lambda: do(control.overdue()),
+            on_rest=lambda resting: do(control.set_resting(resting)),
+            on_upkeep=lambda: do(control.upkeep()),
+        )
         self._load = Load()
         self._hello_at = 0.0
         self._finished = asyncio.Event()
@@ -113,15 +119,6 @@ class Agent:
         self._do(self._control.leave(now=now))
         self._clockwork.give_server_time()
 
-    def _overdue(self) -> None:
-        self._do(self._control.overdue())
-
-    def _set_resting(self, resting: bool) -> None:
-        self._do(self._control.set_resting(resting))
-
-    def _keep_up(self) -> None:
-        self._do(self._control.upkeep())
-
     def _beat(self) -> None:
         used = self._errand.watch(self._load) if self._errand is not None else 0
         self._do(self._control.beat(self._load.memory_free(), used, self._load.cpu()))
@@ -177,6 +174,8 @@ class Agent:
                 self._tasks.go(self._measure())
             case todo.RenewCertificate():
                 self._tasks.go(self._upkeep.renew())
+            case todo.RemoveOld(job=job):
+                self._tasks.go(self._upkeep.remove_old(job))
             case todo.ProbePeers(peers=peers):
                 self._tasks.go(self._probe(peers))
             case todo.Prepare(assignment=assignment):

@@ -14,6 +14,7 @@ from ravnest.agent.instructions import (
     KeepTime,
     MeasureLinks,
     ProbePeers,
+    RemoveOld,
     RenewCertificate,
     Say,
     SteerWorker,
@@ -121,7 +122,9 @@ class Control(Errands):
 
     def upkeep(self) -> Instructions:
         """By the clock, whatever it is at: some providers are connected and at work for months."""
-        return [RenewCertificate()] if self.welcomed else []
+        job = None if self.work is None else self.work.assignment.job
+        out: Instructions = [RemoveOld(job)]
+        return [*out, RenewCertificate()] if self.welcomed else out
 
     # ---- the owner ----
 

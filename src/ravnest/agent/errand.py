@@ -247,9 +247,10 @@ class Errand:
         await self._tunnels.close()
 
     def forget_files(self) -> None:
-        """Those kept for another run, if there will be none. Not for the event loop's thread."""
-        if self.is_finished:
-            KeptFiles(self._around.settings.home).drop(self.assignment.job)
+        """Those kept for another run: at once if there will be none, else after a day. Not for the
+        event loop's thread."""
+        kept = KeptFiles(self._around.settings.home)
+        (kept.drop if self.is_finished else kept.leave)(self.assignment.job)
 
 
 def _free_port() -> int:

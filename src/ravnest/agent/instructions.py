@@ -50,6 +50,13 @@ class RenewCertificate:
 
 
 @dataclass(frozen=True)
+class RemoveOld:
+    """Files of jobs that are not needed any more; those of `job`, which is at work, are."""
+
+    job: str | None
+
+
+@dataclass(frozen=True)
 class ProbePeers:
     peers: tuple[PeerAddress, ...]
 
@@ -122,6 +129,7 @@ Instruction = (
     | KeepTime
     | MeasureLinks
     | RenewCertificate
+    | RemoveOld
     | ProbePeers
     | Prepare
     | CancelPreparing

@@ -42,11 +42,20 @@ class KeptFiles:
             for path in folder.iterdir():
                 if path.name not in wanted:
                     path.unlink()
-        newest = self._others(job)
+        self.prune(but=job)
+
+    def prune(self, but: str | None = None) -> None:
+        """Too old, or too many, not counting the job that is at work."""
+        room = _MOST_JOBS - (but is not None)
         too_old = time.time() - _LONGEST_S
-        for place, (at, other) in enumerate(newest, start=1):
-            if place >= _MOST_JOBS or at < too_old:
+        for place, (at, other) in enumerate(self._others(but)):
+            if place >= room or at < too_old:
                 shutil.rmtree(other, ignore_errors=True)
+
+    def leave(self, job: str) -> None:
+        """A run of that job has ended, and there may be another: the day begins now."""
+        with contextlib.suppress(OSError):
+            os.utime(self.root / job)
 
     def has(self, job: str, file: FileRef) -> bool:
         """As far as its size tells."""
@@ -83,7 +92,12 @@ class KeptFiles:
         for _, other in self._others(job):
             shutil.rmtree(other, ignore_errors=True)
 
-    def _others(self, job: str) -> list[tuple[float, Path]]:
+    def _others(self, job: str | None) -> list[tuple[float, Path]]:
         """Of other jobs, the newest first."""
-        found = [(path.stat().st_mtime, path) for path in self.root.glob("*/") if path.name != job]
+        found: list[tuple[float, Path]] = []
+        for path in self.root.glob("*/"):
+            # Another thread may remove it meanwhile.
+            with contextlib.suppress(OSError):
+                if path.name != job:
+                    found.append((path.stat().st_mtime, path))
         return sorted(found, reverse=True)

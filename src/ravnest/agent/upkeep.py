@@ -1,4 +1,4 @@
-"""What an agent does beside its assignments: links measured, its certificate renewed.
+"""What an agent does beside assignments: measures links, renews its certificate, removes old files.
 
 When, and what follows from it, is known to `control.py`. Whatever fails is told and may be tried
 again; an assignment is not disturbed by it.
@@ -8,8 +8,10 @@ import asyncio
 import datetime
 
 from ravnest.agent.errand import Surroundings
+from ravnest.agent.folders import WorkFolders
 from ravnest.agent.identity import renew_if_due
 from ravnest.agent.instructions import Show
+from ravnest.agent.keeping import KeptFiles
 from ravnest.agent.measuring import Measuring
 from ravnest.api.control import PeerAddress
 from ravnest.api.machine import Figures
@@ -38,6 +40,12 @@ class Upkeep:
             self._show("renewing", f"the certificate for other providers stays as it is: {error}")
             return
         self._show("renewed", "the certificate that other providers are shown was renewed")
+
+    async def remove_old(self, job: str | None) -> None:
+        """What was put away, and what was kept for a job other than this one."""
+        home = self._around.settings.home
+        await asyncio.to_thread(WorkFolders(home).empty)
+        await asyncio.to_thread(KeptFiles(home).prune, but=job)
 
     async def measure(self) -> Figures | None:
         """None if the server cannot be measured with now."""
