@@ -22,7 +22,7 @@ _AT_ONCE = 3
 _SPARE_DISK = 256 << 20
 """Left free beside the files; what a worker saves is as large as its package."""
 _SERVER_AWAY_S = 600.0
-"""Since the fetching began; later, a server that does not answer ends it."""
+"""Without a byte of any file; then a server that does not answer ends the fetching."""
 _SOON, _LATER = 8, 10.0
 """So many attempts to bring results back follow soon, the others after ten times as long: each
 sends a whole file."""
@@ -54,11 +54,13 @@ async def fetch(
     deadline = time.monotonic() + _SERVER_AWAY_S
 
     def advance(size: int) -> None:
-        nonlocal done
+        nonlocal done, deadline
         if cancelled.is_set():
             raise _Cancelled
         with lock:
             done += size
+            if size:
+                deadline = time.monotonic() + _SERVER_AWAY_S
             on_share(done / max(1, total))
         if bucket is not None:
             cancelled.wait(bucket.take(size))
