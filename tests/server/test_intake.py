@@ -70,12 +70,17 @@ def delete(client, job):
     return client.post(f"jobs/{job}/action", json={"action": "delete"})
 
 
+def here(server):
+    """Hashes of the files that are kept."""
+    return {path.name for path in server.ready.service.folders.blobs.glob("*/*")}
+
+
 def is_held(desk):
     assert desk.entered.acquire(timeout=TIMEOUT_S)
 
 
 def test_files_of_a_job_that_is_looked_at_stay_when_another_one_is_deleted(tmp_path, made):
-    with held_server(tmp_path) as (_, client, desk, threads):
+    with held_server(tmp_path) as (server, client, desk, threads):
         upload(client, made[1])
         desk.open.set()
         other = submit(client, made[0])["id"]
@@ -86,9 +91,25 @@ def test_files_of_a_job_that_is_looked_at_stay_when_another_one_is_deleted(tmp_p
         assert delete(client, other).status_code == 204
         desk.open.set()
         job = coming.result(TIMEOUT_S).json()["id"]
-        assert {client.head(f"blobs/{sha256}").status_code for sha256 in made[1]} == {200}
+        assert here(server) == {*made[1]}
         assert delete(client, job).status_code == 204
-        assert {client.head(f"blobs/{sha256}").status_code for sha256 in made[1]} == {404}
+        assert here(server) == set()
+
+
+def test_files_that_somebody_was_told_are_here_stay_when_their_job_is_deleted(tmp_path, made):
+    """Whoever was told so does not upload them, and submits a job that needs them."""
+    with held_server(tmp_path) as (server, client, desk, _):
+        desk.open.set()
+        upload(client, made[1])
+        job = submit(client, made[0])["id"]
+        wanted = made[0].train.shards[0].files[0].sha256
+        assert client.head(f"blobs/{wanted}").status_code == 200
+        assert delete(client, job).status_code == 204
+        assert here(server) == {wanted}
+        upload(client, {sha256: path for sha256, path in made[1].items() if sha256 != wanted})
+        again = submit(client, made[0])["id"]
+        assert delete(client, again).status_code == 204
+        assert here(server) == set()
 
 
 def test_a_job_whose_files_are_gone_when_it_was_looked_at_is_refused(tmp_path, made):
@@ -248,8 +269,7 @@ def test_files_that_nobody_has_asked_for_in_days_are_removed(tmp_path, made):
         assert client.head(f"blobs/{wanted}").status_code == 200
         forgetting = service.keeping.forget_abandoned()
         asyncio.run_coroutine_threadsafe(forgetting, desk.loop).result(TIMEOUT_S)
-        here = {path.name for path in service.folders.blobs.glob("*/*")}
-        assert here == {*made[1], wanted}
+        assert here(server) == {*made[1], wanted}
         desk.open.set()
         assert coming.result(TIMEOUT_S).status_code == 200
 

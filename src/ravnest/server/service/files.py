@@ -7,9 +7,11 @@ few threads that all requests share.
 import asyncio
 import contextlib
 import hashlib
+import math
 import os
 import shutil
 import threading
+import time
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -127,9 +129,11 @@ class Files:
 
     def touch(self, sha256: str) -> int | None:
         """Its size; whoever asks for it needs it, so from now on it is as good as new."""
-        with contextlib.suppress(OSError):
-            os.utime(self._folders.blob(sha256))
-        return self.size(sha256)
+        with _placing:
+            with contextlib.suppress(OSError):
+                now = time.time_ns()  # that of the file system may be some milliseconds behind
+                os.utime(self._folders.blob(sha256), ns=(now, now))
+            return self.size(sha256)
 
     async def receive_blob(self, sha256: str, size: int | None, body: AsyncIterator[bytes]) -> None:
         target = self._folders.blob(sha256)
@@ -247,17 +251,19 @@ class Files:
     def forget_old(self, needed: set[str], before: float) -> int:
         """Remove files that no job needs and that came before that moment; how many."""
         old = [p.name for p in self._folders.blobs.glob("*/*") if p.stat().st_mtime < before]
-        return self.forget(set(old) - needed)
+        return self.forget(set(old) - needed, before)
 
-    def forget(self, hashes: set[str]) -> int:
+    def forget(self, hashes: set[str], before: float = math.inf) -> int:
+        """Remove those that nobody has handed in or asked for since that moment; how many."""
         gone = 0
         for sha256 in hashes:
             path = self._folders.blob(sha256)
             with contextlib.suppress(FileNotFoundError), _placing:
-                size = path.stat().st_size
-                path.unlink()
-                self._count_blob(-size)
-                gone += 1
+                found = path.stat()
+                if found.st_mtime < before:
+                    path.unlink()
+                    self._count_blob(-found.st_size)
+                    gone += 1
         return gone
 
 

@@ -48,11 +48,12 @@ class Keeping:
         async with self._turn:
             return await self._files.off_loop(find)
 
-    async def forget(self, hashes: set[str]) -> None:
-        """Files of a job that is gone, as far as nobody else has them."""
+    async def forget(self, hashes: set[str], submitted_at: float) -> None:
+        """Files of a job that is gone, as far as nobody else has them, or has been told since it
+        was submitted that they are here and need not be uploaded."""
         async with self._turn:
             stay = await self._staying()
-            await self._files.off_loop(self._files.forget, hashes - stay)
+            await self._files.off_loop(self._files.forget, hashes - stay, submitted_at)
 
     async def forget_abandoned(self) -> None:
         """Files that were handed in for a job that never came."""

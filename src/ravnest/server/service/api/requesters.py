@@ -64,7 +64,8 @@ class _Requesters:
     async def steer(self, call: Call) -> JobView | None:
         service = self._service
         wanted = await call.body(JobAction)
-        id = _own_job(service, call).id
+        job = _own_job(service, call)
+        id = job.id
         deletes = wanted.action == "delete"
         extra = [Remove("progress", id)] if deletes else []
         hashes = await service.core.read(lambda db: hashes_of(db, id)) if deletes else set()
@@ -76,7 +77,7 @@ class _Requesters:
             raise Refusal("conflict", str(error)) from None
         if not deletes:
             return _shown(service, id)
-        await service.keeping.forget(hashes)
+        await service.keeping.forget(hashes, job.submitted_at)
         return None
 
     async def result(self, call: Call) -> Response:
