@@ -105,17 +105,18 @@ class WorkFolders:
 
     def keep_results(self, assignment: str) -> Path | None:
         """Of a worker whose server does not want them: it may be wrong about that. They stay until
-        their owner removes them or many others have come."""
+        their owner removes them or many others have come, which are put away."""
         kept = self.home / "undelivered" / assignment
         try:
             kept.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-            shutil.rmtree(kept, ignore_errors=True)
+            self._move_away(kept)
             self.of(assignment).package.replace(kept)
-            older = sorted(kept.parent.iterdir(), key=lambda path: path.stat().st_mtime)
         except OSError:
             return None
-        for path in [path for path in older if path != kept][: 1 - _MOST_UNDELIVERED]:
-            shutil.rmtree(path, ignore_errors=True)
+        with contextlib.suppress(OSError):
+            older = sorted(kept.parent.iterdir(), key=lambda path: path.stat().st_mtime)
+            for path in [path for path in older if path != kept][: 1 - _MOST_UNDELIVERED]:
+                self._move_away(path)
         return kept
 
     def left_behind(self, provider: int) -> tuple[Assignment, WorkEnd] | None:
@@ -137,9 +138,12 @@ class WorkFolders:
 
     def put_away(self, assignment: str) -> None:
         """Out of the way at once, so that the same may come again; `empty` takes longer."""
+        self._move_away(self.of(assignment).path)
+
+    def _move_away(self, folder: Path) -> None:
         self.gone.mkdir(parents=True, exist_ok=True, mode=0o700)
         with contextlib.suppress(FileNotFoundError):
-            self.of(assignment).path.replace(self.gone / uuid.uuid4().hex)
+            folder.replace(self.gone / uuid.uuid4().hex)
 
     def put_away_all(self, but: str) -> None:
         """Nothing is needed but that assignment."""
