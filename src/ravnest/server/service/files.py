@@ -19,8 +19,6 @@ from pathlib import Path
 from typing import TypeVar
 
 from starlette.requests import ClientDisconnect
-from starlette.responses import FileResponse
-from starlette.types import Message, Receive, Scope, Send
 
 from ravnest.server.folders import Folders, sync_folder
 from ravnest.server.service.problems import Refusal
@@ -30,41 +28,8 @@ _SPARE_BYTES = 256 << 20
 """Of the disk, for the records and the system."""
 _LOOK_EVERY = 8 << 20
 """Bytes of a file between two looks at how full the disk is."""
-_TELL_EVERY = 4 << 20
-"""Bytes of a download between two words about it: under a minute on the slowest line."""
 _Answer = TypeVar("_Answer")
 _placing = threading.Lock()
-
-
-class Download(FileResponse):
-    """A file, or the part of it that was asked for; `told` is called now and then while it goes."""
-
-    chunk_size = 1 << 18
-
-    def __init__(
-        self,
-        path: Path,
-        *,
-        headers: dict[str, str],
-        filename: str | None = None,
-        told: Callable[[], object] | None = None,
-    ) -> None:
-        kind = "application/octet-stream"
-        super().__init__(path, headers=headers, media_type=kind, filename=filename)
-        self._told = told
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        told, left = self._told, 0
-
-        async def send_and_tell(message: Message) -> None:
-            nonlocal left
-            await send(message)
-            left -= len(message.get("body", b""))
-            if left <= 0 and told is not None:
-                left = _TELL_EVERY
-                told()
-
-        await super().__call__(scope, receive, send if told is None else send_and_tell)
 
 
 class Files:

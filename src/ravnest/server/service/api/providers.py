@@ -14,7 +14,7 @@ from ravnest.api.views import ProviderView
 from ravnest.errors import TokenError
 from ravnest.server.changes import Change, Put
 from ravnest.server.service.calls import Call, Endpoint
-from ravnest.server.service.files import Download
+from ravnest.server.service.downloads import Download
 from ravnest.server.service.problems import Refusal
 from ravnest.server.service.service import Service
 from ravnest.server.state.events import EnrolledNow, Fetched, ProviderSteered

@@ -13,7 +13,7 @@ from ravnest.server.changes import Remove
 from ravnest.server.service.api.checking import check_job
 from ravnest.server.service.api.providers import content_length
 from ravnest.server.service.calls import Call, Endpoint, understood
-from ravnest.server.service.files import Download
+from ravnest.server.service.downloads import Download
 from ravnest.server.service.problems import Refusal
 from ravnest.server.service.service import Service
 from ravnest.server.service.specs import hashes_of, read_spec
