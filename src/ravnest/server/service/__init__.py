@@ -1,15 +1,19 @@
 """The server as others meet it: HTTPS, WebSockets, server-sent events.
 
+service.py      all of these, put together, started and ended
 core.py         events in, persisted, then carried out: the one place that changes the state
 gate.py         who calls, and how often they may; problems.py: how they are told no
+limits.py       how often and how much: buckets of tokens
 calls.py        one request: who, what, with which limits; app.py: the table of all of them
+api/            what is answered, by who asks; static.py: the pages of the dashboard
 connections.py  agents that are connected; control.py: what they say
 reports.py      what workers say; moderation.py: how much of it
 live.py         what a run looks like at the moment; views.py: everything as others see it
 stream.py       changes, to everybody who looks
 patience.py     bodies of requests come in time, or are refused
-files.py        files by content, in and out; runfiles.py: what providers get and bring back
-keeping.py      which of them stay; forgetting.py: what does not, looked at every hour
+files.py        files by content, as they come in; downloads.py: as they go out
+runfiles.py     what providers get and bring back
+keeping.py      which files stay; forgetting.py: what does not, looked at every hour
 intake.py       jobs on their way in; specs.py: as they are stored
 errands.py      carries out what was decided; work.py: the processes that plan and fuse
 """
