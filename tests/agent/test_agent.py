@@ -1,6 +1,7 @@
 """Agents against a server that says what the test says; workers are stand-ins."""
 
 import asyncio
+import errno
 import functools
 import json
 import os
@@ -321,8 +322,27 @@ def test_results_that_the_server_does_not_take_are_a_failure_and_are_kept(tmp_pa
             await server.say(7, Settled(assignment="a7"))
             await running.tells("undelivered")
             kept = tmp_path / "home" / "undelivered" / "a7"
-            assert str(kept) in running.told("undelivered")[0]
+            told = "the server did not take the results: larger than the stage; they are in"
+            assert running.told("undelivered") == [f"{told} {kept}"]
             assert (kept / "trained-0123456789abcdef.safetensors").read_bytes() == b"weights"
+
+    run(test, tmp_path)
+
+
+def test_a_disk_that_fails_is_not_called_a_server_that_refuses(tmp_path, monkeypatch):
+    def upload(*_, **__):
+        raise OSError(errno.EIO, "Input/output error")
+
+    async def test(server):
+        monkeypatch.setattr(fetching, "upload", upload)
+        async with Running(server, tmp_path / "home") as running:
+            await train(server, task(server))
+            ended = (await server.hear(Ended)).end
+            assert (ended.outcome, ended.saved) == ("failed", False)
+            assert "on the provider's disk: [Errno 5] Input/output error" in ended.reason
+            await server.say(7, Settled(assignment="a7"))
+            await running.tells("undelivered")
+            assert "the server" not in running.told("undelivered")[0]
 
     run(test, tmp_path)
 

@@ -284,8 +284,8 @@ class Agent:
         errand.cancel()
         if failed and (kept := self._folders.keep_log(name)) is not None:
             self._show("log", f"what the worker wrote is in {kept}")
-        if errand.is_unwanted and (kept := self._folders.keep_results(name)) is not None:
-            self._show("undelivered", f"the server did not take the results; they are in {kept}")
+        if errand.undelivered and (kept := self._folders.keep_results(name)) is not None:
+            self._show("undelivered", f"{errand.undelivered}; they are in {kept}")
         self._tasks.go(self._remove(errand), removes=True)
 
     async def _remove(self, errand: Errand) -> None:

@@ -65,8 +65,8 @@ class Errand:
         """What is being done about it: it is prepared, its worker runs, its results go back."""
         self.is_finished = False
         """The worker has trained all that there was to train."""
-        self.is_unwanted = False
-        """There are results, and the server has said that it will not take them."""
+        self.undelivered: str | None = None
+        """Why there are results that the server does not have and will not get."""
 
     # ---- before ----
 
@@ -233,10 +233,12 @@ class Errand:
             )
             self.is_finished = end.outcome == "done"
             return end, results
-        except (AnswerError, OSError) as error:
-            self.is_unwanted = True
-            reason = f"the results cannot be brought back: {error}"[:4000]
-            return msgspec.structs.replace(end, outcome="failed", saved=False, reason=reason), ()
+        except AnswerError as error:
+            self.undelivered = f"the server did not take the results: {error}"
+        except OSError as error:
+            self.undelivered = f"the results cannot be read on the provider's disk: {error}"
+        reason = self.undelivered[:4000]
+        return msgspec.structs.replace(end, outcome="failed", saved=False, reason=reason), ()
 
     def cancel(self) -> None:
         """What is being done about it, unless that is who asks."""
