@@ -150,6 +150,20 @@ def test_a_machine_is_followed_while_its_dialog_is_open(visit: Visit) -> None:
 
 
 @in_browser()
+def test_a_machine_is_not_followed_when_its_dialog_is_closed(visit: Visit) -> None:
+    page = visit.open()
+    page.get_by_role("button", name="grace-desktop").click()
+    dialog = page.get_by_role("dialog")
+    expect(dialog.locator(".badge")).to_have_text("idle")
+    page.evaluate("window.before = document.querySelector('dialog')")
+    dialog.get_by_role("button", name="Close").click()
+    expect(dialog).to_have_count(0)
+    visit.site.change(lambda simulation: simulation.lose(6))
+    expect(page.get_by_role("row", name="grace-desktop")).to_contain_text("away")
+    assert page.evaluate("before.querySelector('.badge').textContent") == "idle"
+
+
+@in_browser()
 def test_the_memory_of_a_worker_is_compared_with_what_a_worker_may_take(visit: Visit) -> None:
     """15 GB are offered on lab-gpu-1, and a part of it is for Python and torch."""
 

@@ -38,6 +38,7 @@ export function machineDialog(context, id) {
   let paused = null;
 
   function update() {
+    if (!dialog.open) return;
     const view = context.store.providers.get(id);
     if (!view) dialog.close();
     if (!view || view === known) return;
