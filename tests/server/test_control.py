@@ -3,12 +3,13 @@
 import asyncio
 import json
 import ssl
+from queue import Queue
 
 import httpx
 import msgspec
 import pytest
 from fake_agent import FACTS, FakeAgent, key_request
-from servers import running_server
+from servers import TIMEOUT_S, running_server
 from websockets.exceptions import InvalidStatus
 
 from ravnest.api.control import Hello, Rejected, SetPause
@@ -96,6 +97,20 @@ def test_an_agent_enrols_connects_is_measured_and_seen(server, join):
         await seen(server, agent.provider, lambda view: view.state == "away")
 
     asyncio.run(story())
+
+
+def test_what_was_left_out_of_reports_is_told_when_the_provider_is_gone(server, join):
+    told = Queue()
+    server.ready.service.reports._moderation.tell_rest = told.put
+
+    async def story():
+        agent = await enrol(server, join)
+        async with agent.connected():
+            assert told.empty()
+        return agent.provider
+
+    provider = asyncio.run(story())
+    assert told.get(timeout=TIMEOUT_S) == provider
 
 
 def test_the_newest_connection_of_a_provider_wins(server, join):

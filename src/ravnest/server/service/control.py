@@ -39,6 +39,7 @@ class ControlChannel:
         *,
         reported: Callable[[int, Reported], None],
         ended: Callable[[int, Ended], Awaitable[None]],
+        gone: Callable[[int], None],
         count: Callable[[str], None],
     ) -> None:
         self._core = core
@@ -46,6 +47,7 @@ class ControlChannel:
         self._connections = connections
         self._reported = reported
         self._ended = ended
+        self._gone = gone
         self._count = count
 
     async def serve(self, socket: WebSocket) -> None:
@@ -104,6 +106,7 @@ class ControlChannel:
             await asyncio.gather(sending, hearing, return_exceptions=True)
             connection.closed = True
             if self._connections.drop(connection) and not self._core.is_closed:
+                self._gone(provider)
                 self._core.happen(Disconnected(provider=provider, reason=why))
 
     async def _hear_all(self, socket: WebSocket, connection: Connection) -> str:

@@ -18,7 +18,6 @@ _SPANS_OF_A_PART = 4000
 _ROUNDS = 50
 _POINTS_OF_A_CURVE = 50_000
 _SERIES = 200
-_NOTES_OF_A_RUN = 500
 
 
 @dataclass(slots=True)
@@ -56,6 +55,7 @@ class LiveRun:
     epoch: dict[int, float] = field(default_factory=dict)
     metrics: dict[str, float] = field(default_factory=dict)
     notes: int = 0
+    """Of its workers, that have become events."""
     _kept: Counter[tuple[str, int]] = field(default_factory=Counter)
 
     @classmethod
@@ -114,11 +114,6 @@ class LiveRun:
 
     def _shows(self, metric: str) -> bool:
         return metric in self.metrics or len(self.metrics) < _SERIES
-
-    def may_note(self) -> bool:
-        """Whether another warning of a worker becomes an event."""
-        self.notes += 1
-        return self.notes <= _NOTES_OF_A_RUN
 
     def timeline(self, parts: Iterable[Part], seconds: float, now: float) -> Timeline:
         began = now - min(seconds, TIMELINE_S)

@@ -3,6 +3,7 @@
 Nobody is let go for it, and nothing is lost silently: an event says how much was left out.
 """
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -10,10 +11,13 @@ import msgspec
 
 from ravnest.api.work import WorkReport
 from ravnest.server.service.limits import Buckets, Rate
+from ravnest.server.service.live import LiveRun
 from ravnest.server.state.words import counted
 
 RATES = {"points": Rate(500, 10_000), "notes": Rate(100, 20_000)}
 """Of each provider, in a second: points, and characters of notes."""
+NOTES_OF_A_RUN = 500
+"""Each becomes an event, which is kept."""
 _TELL_S = 60.0
 
 
@@ -21,7 +25,7 @@ _TELL_S = 60.0
 class _LeftOut:
     points: int = 0
     notes: int = 0
-    told_at: float | None = None
+    told_at: float = -math.inf
 
 
 class Moderation:
@@ -32,32 +36,40 @@ class Moderation:
         self._buckets = Buckets(RATES)
         self._left_out: dict[int, _LeftOut] = {}
 
-    def moderated(self, provider: int, report: WorkReport) -> WorkReport:
+    def moderated(self, provider: int, run: LiveRun, report: WorkReport) -> WorkReport:
         """The report, without what is too much of it."""
         now, key = self._clock(), str(provider)
         points = self._buckets.take_some("points", key, now, len(report.points))
+        wanted = report.notes[: NOTES_OF_A_RUN - run.notes]
         notes = 0
-        for note in report.notes:
+        for note in wanted:
             if not self._buckets.take("notes", key, now, len(note)):
                 break
             notes += 1
-        if points == len(report.points) and notes == len(report.notes):
+        too_fast = points < len(report.points) or notes < len(wanted)
+        self._count_notes(provider, run, notes)
+        if not too_fast and notes == len(report.notes):
             return report
-        self._count(provider, len(report.points) - points, len(report.notes) - notes, now)
+        left_out = self._left_out.setdefault(provider, _LeftOut())
+        left_out.points += len(report.points) - points
+        left_out.notes += len(report.notes) - notes
+        if too_fast and not 0 <= now - left_out.told_at < _TELL_S:
+            self.tell_rest(provider)
         return msgspec.structs.replace(
             report, points=report.points[len(report.points) - points :], notes=report.notes[:notes]
         )
 
-    def _count(self, provider: int, points: int, notes: int, now: float) -> None:
-        so_far = self._left_out.setdefault(provider, _LeftOut())
-        so_far.points += points
-        so_far.notes += notes
-        if so_far.told_at is not None and 0 <= now - so_far.told_at < _TELL_S:
-            return
-        said = [
-            counted(count, kind)
-            for count, kind in ((so_far.points, "point"), (so_far.notes, "note"))
-            if count
-        ]
-        self._left_out[provider] = _LeftOut(told_at=now)
-        self._tell(provider, f"reports more than is taken; left out: {' and '.join(said)}")
+    def _count_notes(self, provider: int, run: LiveRun, notes: int) -> None:
+        """Whoever makes the last one is told of at once; thousands may be about to make more."""
+        run.notes += notes
+        if notes and run.notes == NOTES_OF_A_RUN:
+            self._tell(provider, f"made the last of {NOTES_OF_A_RUN} notes; more are only counted")
+
+    def tell_rest(self, provider: int) -> None:
+        """What was left out of its reports and has not been told: it has ended, or gone."""
+        left_out = self._left_out.get(provider, _LeftOut())
+        kinds = ((left_out.points, "point"), (left_out.notes, "note"))
+        said = [counted(count, kind) for count, kind in kinds if count]
+        if said:
+            self._left_out[provider] = _LeftOut(told_at=self._clock())
+            self._tell(provider, f"reports more than is taken; left out: {' and '.join(said)}")

@@ -65,22 +65,21 @@ class Reports:
         if live is None:
             live = LiveRun.of(part.job, part.run, world.of_run[part.job])
             self._live[part.job] = live
-        report = self._moderation.moderated(provider, message.report)
+        report = self._moderation.moderated(provider, live, message.report)
         self._core.happen(
             WorkReported(provider=provider, assignment=message.assignment, report=report)
         )
-        self._pass_on_notes(part, live, report)
+        self._pass_on_notes(part, report)
         kept = [point for point in live.take(part, report) if _SERIES.fullmatch(point.series)]
         self._keep_points(part, kept)
         told = [(p.series, part.cluster, p.step, p.epoch, p.at, p.value) for p in kept]
         self._changed(part.job, told)
         self._keep_progress(part.job)
 
-    def _pass_on_notes(self, part: Part, live: LiveRun, report: WorkReport) -> None:
+    def _pass_on_notes(self, part: Part, report: WorkReport) -> None:
         name = self._core.world.providers[part.provider].name
         for note in report.notes:
-            if live.may_note():
-                self._warn(f"{name}: {note}", part.job, part.provider)
+            self._warn(f"{name}: {note}", part.job, part.provider)
 
     def _keep_points(self, part: Part, points: Sequence[Said]) -> None:
         if points:
@@ -117,6 +116,7 @@ class Reports:
             name = world.providers[provider].name
             missing = counted(len(message.results) - len(results), "result")
             self._warn(f"not here, or not whole: {missing} of {name}", part.job, provider)
+        self.falls_silent(provider)
         self._core.happen(
             PartEnded(
                 provider=provider, assignment=message.assignment, end=message.end, results=results
@@ -127,6 +127,10 @@ class Reports:
             self.progress.pop(part.job, None)
             if part.job in world.jobs:
                 self._keep_progress(part.job)
+
+    def falls_silent(self, provider: int) -> None:
+        """It has ended, or gone: nothing that it says will have the rest told."""
+        self._moderation.tell_rest(provider)
 
     def _too_much(self, provider: int, how: str) -> None:
         part = self._core.world.at_work.get(provider)

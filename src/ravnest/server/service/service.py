@@ -119,6 +119,7 @@ class Service:
             self.connections,
             reported=self.reports.reported,
             ended=self.reports.ended,
+            gone=self.reports.falls_silent,
             count=self.metrics.count_message,
         )
         self.core.perform = self.errands.perform
