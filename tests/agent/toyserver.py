@@ -18,6 +18,7 @@ from ravnest.api.control import Hello, Welcome, agent_decoder
 from ravnest.api.limits import FileRef, encode
 from ravnest.api.requests import Enrol, Enrolled, Problem, Renew, Renewed
 from ravnest.api.tokens import Credential, Token
+from ravnest.api.views import Me
 from ravnest.client.address import ServerAddress
 from ravnest.server.authority import open_authority, server_certificate
 
@@ -137,7 +138,7 @@ class ToyServer:
     async def _whoami(self, request):
         if self.refuses_tokens:
             return _json(Problem(error="this token has expired", code="unauthorized"), 401)
-        return _json(Problem(error="a provider does not look", code="forbidden"), 403)
+        return _json(Me(role="provider", name="toy"))
 
     async def _enrol(self, request):
         asked = msgspec.json.decode(await request.body(), type=Enrol)

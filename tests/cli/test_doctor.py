@@ -178,6 +178,16 @@ def test_a_provider_token_is_shown_to_the_server(tmp_path, capsys, fault):
         assert "ravnest token make" in found["token"].remedy
 
 
+@pytest.mark.parametrize("role", ["provider", "viewer"])
+def test_a_token_is_good_also_where_many_others_were_wrong(tmp_path, capsys, role):
+    with running_server(tmp_path / "server", tls=False) as running:
+        with running.client("nonsense") as stranger:
+            while stranger.get("whoami").status_code != 429:
+                pass
+        found = visit(capsys, running.url, "--token", running.token(role))
+        assert found["token"].verdict == "ok"
+
+
 def test_a_server_that_is_not_there_is_broken(capsys):
     with socket.create_server(("127.0.0.1", 0)) as free:
         url = f"http://127.0.0.1:{free.getsockname()[1]}"

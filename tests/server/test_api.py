@@ -74,10 +74,10 @@ def _context(server):
 @pytest.mark.parametrize(
     ("role", "may"),
     [
-        ("viewer", {"look"}),
-        ("requester", {"look", "submit", "fetch", "steer"}),
-        ("operator", {"look", "submit", "fetch", "steer", "operate"}),
-        ("provider", {"enrol"}),
+        ("viewer", {"ask", "look"}),
+        ("requester", {"ask", "look", "submit", "fetch", "steer"}),
+        ("operator", {"ask", "look", "submit", "fetch", "steer", "operate"}),
+        ("provider", {"ask", "enrol"}),
     ],
 )
 def test_a_role_may_what_the_table_says(server, role, may, monkeypatch):

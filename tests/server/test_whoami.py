@@ -1,11 +1,17 @@
 """Who the server takes its callers for, and that it agrees with what it lets them do."""
 
+import dataclasses
+
 import msgspec
 import pytest
 from a_job import make_job, submit, upload
 from servers import running_server
 
+from ravnest.agent.identity import check_token
+from ravnest.api.tokens import Token
 from ravnest.api.views import JobView, Me
+from ravnest.client.address import ServerAddress
+from ravnest.errors import RavnestError
 
 
 @pytest.fixture(scope="module")
@@ -18,7 +24,7 @@ def me(client):
     return msgspec.json.decode(client.get("whoami").content, type=Me)
 
 
-@pytest.mark.parametrize("role", ["requester", "viewer", "operator"])
+@pytest.mark.parametrize("role", ["requester", "viewer", "operator", "provider"])
 def test_a_caller_is_told_their_role_and_name(server, role):
     with server.client(server.token(role, name="ann")) as client:
         assert me(client) == Me(role=role, name="ann")
@@ -29,9 +35,30 @@ def test_whoever_looks_without_a_token_is_an_onlooker(server):
         assert me(client).role == "onlooker"
 
 
-def test_tokens_that_may_not_look_are_not_told(server):
-    with server.client(server.token("provider")) as client:
-        assert client.get("whoami").status_code == 403
+def test_a_machine_that_tries_its_token_is_not_refused(tmp_path, caplog):
+    """Refusals are logged and counted: many good machines behind one address were an attack."""
+    with running_server(tmp_path) as server:
+        address = ServerAddress.parse(server.url)
+        token = Token.parse(server.token("provider"))
+        for _ in range(40):
+            check_token(address, token)
+        assert "refused" not in caplog.text
+
+
+def test_a_token_that_is_not_accepted_is_never_taken_for_a_good_one(tmp_path, caplog):
+    """Also when so many were wrong that the server only says that they are too many."""
+    with running_server(tmp_path) as server:
+        address = ServerAddress.parse(server.url)
+        genuine = Token.parse(server.token("provider"))
+        wrong = dataclasses.replace(genuine, secret="0" * len(genuine.secret))
+        told = set()
+        for _ in range(60):
+            with pytest.raises(RavnestError) as refused:
+                check_token(address, wrong)
+            told.add(refused.value.status)
+        assert told == {401, 429}
+        assert "refused GET /api/v1/whoami" in caplog.text
+        check_token(address, genuine)
 
 
 def test_who_owns_a_job_is_who_may_steer_it(server, tmp_path):

@@ -24,15 +24,13 @@ from ravnest.api.machine import Caps, MachineFacts
 from ravnest.api.requests import Enrol, Enrolled, Renew, Renewed
 from ravnest.api.tokens import Credential, Token
 from ravnest.client.address import ServerAddress
-from ravnest.client.answers import AnswerError
 from ravnest.client.http import HttpClient
-from ravnest.client.known import write_private
+from ravnest.client.known import who_is, write_private
 from ravnest.client.trust import fetch_authority, fingerprint_of_pem
 from ravnest.errors import RunDirError, ServerError, TokenError
 
 RENEWED_BEFORE = datetime.timedelta(days=60)
 """How long before its end a certificate is replaced."""
-_UNAUTHORIZED = 401
 
 
 class IdentityFile(msgspec.Struct, kw_only=True):
@@ -121,12 +119,7 @@ def _read(path: Path) -> IdentityFile:
 def check_token(address: ServerAddress, token: Token) -> None:
     """Before a machine is measured for a while: is it the server, and does it take this?"""
     with HttpClient(address, authority=_authority_for(address, token), bearer=str(token)) as client:
-        try:
-            client.get_bytes("/whoami")
-        except AnswerError as error:
-            # That it tells a provider nothing else is no reason not to enrol.
-            if error.status == _UNAUTHORIZED:
-                raise
+        who_is(client)
 
 
 def _authority_for(address: ServerAddress, token: Token) -> str | None:

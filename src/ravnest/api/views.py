@@ -243,8 +243,8 @@ class Changes(Shown, frozen=True, kw_only=True):
 class Me(Shown, frozen=True, kw_only=True):
     """Who the server takes its caller for."""
 
-    role: Literal["requester", "viewer", "operator", "onlooker"]
-    """onlooker: without a token, where that is allowed."""
+    role: Literal["requester", "viewer", "operator", "provider", "onlooker"]
+    """provider: with a token to join with. onlooker: without one, where that is allowed."""
     name: str
 
     @property

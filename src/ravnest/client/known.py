@@ -16,6 +16,7 @@ import msgspec
 
 from ravnest.api import DEFAULT_PORT
 from ravnest.api.tokens import Token
+from ravnest.api.views import Me
 from ravnest.client.address import ServerAddress
 from ravnest.client.http import HttpClient
 from ravnest.client.trust import fetch_authority
@@ -105,6 +106,12 @@ def open_client(access: Access, *, remember_in: Path | None = None) -> HttpClien
     if remember_in is not None:
         remember(access, remember_in)
     return HttpClient(access.address, authority=access.authority, bearer=access.token)
+
+
+def who_is(client: HttpClient) -> Me:
+    """Whom the server takes this client for: the way to try a token. An error says what is wrong
+    with it, or with the way to the server."""
+    return client.get("/whoami", Me)
 
 
 def read_known(folder: Path) -> KnownServers:

@@ -19,9 +19,11 @@ from ravnest.errors import TokenError
 
 Kind = Role | Literal["machine", "onlooker"]
 """machine: an enrolled provider. onlooker: without a token, where that is allowed."""
-Right = Literal["enrol", "work", "look", "submit", "fetch", "steer", "operate"]
+Right = Literal["ask", "enrol", "work", "look", "submit", "fetch", "steer", "operate"]
 
 MAY: dict[Right, frozenset[Kind]] = {
+    # Who they are taken for: so a token can be tried before it is used.
+    "ask": frozenset({"onlooker", "viewer", "requester", "operator", "provider"}),
     "enrol": frozenset({"provider"}),
     "work": frozenset({"machine"}),
     "look": frozenset({"onlooker", "viewer", "requester", "operator"}),

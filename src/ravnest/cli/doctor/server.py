@@ -14,12 +14,11 @@ import msgspec
 
 from ravnest import __version__
 from ravnest.api.requests import Health
-from ravnest.api.tokens import Token
 from ravnest.api.views import Overview
 from ravnest.cli.doctor.findings import Check, Finding, broken, note, ok
-from ravnest.client.answers import TokenRefusedError, failure_in_words
+from ravnest.client.answers import failure_in_words
 from ravnest.client.http import HttpClient
-from ravnest.client.known import Access, open_client
+from ravnest.client.known import Access, open_client, who_is
 from ravnest.errors import RavnestError, TokenError
 from ravnest.planning.figures import plain
 
@@ -38,6 +37,8 @@ class ServerVisit:
         self._identity = identity
         """Folder of this machine's identity as a provider of that server, if it has one."""
         self._client: HttpClient | None = None
+        self._role: str | None = None
+        """That the server takes the caller for, once it has been asked."""
         self._offset_s: float | None = None
         self._delays_s: list[float] = []
 
@@ -129,25 +130,16 @@ class ServerVisit:
             text = "none is known on this machine for this server"
             yield note("token", text, "give --token, as its operator has given it to you")
             return
-        token = self._access.token
-        role = Token.parse(token).role if token else "no"
         try:
             self._client = open_client(self._access)
-            self._client.get_bytes("/overview")
+            self._role = who_is(self._client).role
         except TokenError as error:
-            # It may not look, but the server had to know it to say so.
-            is_known = (
-                isinstance(error, TokenRefusedError) and error.status == httpx.codes.FORBIDDEN
-            )
-            if role == "provider" and is_known:
-                yield ok("token", "a provider token of this server; good for `ravnest join`")
-                return
             remedy = "its operator makes another with `ravnest token make`"
             yield broken("token", str(error), remedy)
         except RavnestError as error:
             yield broken("token", str(error))
         else:
-            yield ok("token", f"the server is the right one, and takes this {role} token")
+            yield ok("token", _accepted(self._role))
 
     def links(self) -> Iterator[Finding]:
         if not self._delays_s:
@@ -176,12 +168,9 @@ class ServerVisit:
         if credential is None:
             return
         number = int(credential.split("_")[1])
-        if self._client is None or self._client.bearer is None:
-            return
-        try:
-            now = self._client.get("/overview", Overview)
-        except RavnestError:
+        if self._client is None or self._role in (None, "provider", "onlooker"):
             return  # the token's check has said so
+        now = self._client.get("/overview", Overview)
         found = next((one for one in now.providers if one.id == number), None)
         if found is None:
             remedy = "join again with a provider token: ravnest join URL --token …"
@@ -201,6 +190,14 @@ class ServerVisit:
             return (self._identity / "credential").read_text().strip() or None
         except OSError:
             return None
+
+
+def _accepted(role: str) -> str:
+    if role == "provider":
+        return "a provider token of this server; good for `ravnest join`"
+    if role == "onlooker":
+        return "none, and the server lets this machine look without one"
+    return f"the server is the right one, and takes this {role} token"
 
 
 def _mbps(transfer: Callable[[], object]) -> float:

@@ -35,7 +35,7 @@ class _Viewers:
         return self._service.stream.overview()
 
     async def whoami(self, call: Call) -> Me:
-        # Whoever may look is one of the roles that `Me` knows.
+        # Whoever may ask is one of the roles that `Me` knows.
         return msgspec.convert({"role": call.caller.kind, "name": call.caller.name}, Me)
 
     async def stream(self, call: Call) -> Response:
@@ -113,7 +113,7 @@ def endpoints(service: Service, document: Callable[[], bytes]) -> list[Endpoint]
             media="text/event-stream",
             limit="stream",
         ),
-        look(f"{api}/whoami", here.whoami, "Who the caller is", answer=Me),
+        Endpoint("GET", f"{api}/whoami", "ask", here.whoami, "Who the caller is", answer=Me),
         look(f"{api}/jobs", here.jobs, "All jobs", answer=list[JobView]),
         look(f"{api}/jobs/{{job}}", here.job, "A job in detail", answer=JobDetail),
         look(f"{api}/jobs/{{job}}/plan", here.plan, "Its plan, for people", media=text),
