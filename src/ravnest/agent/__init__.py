@@ -6,11 +6,12 @@
     links.py       speed and delay to the server; peers.py: to other providers, and for them
     measuring.py   all figures together; addresses.py: where others may reach this machine
     control.py     what is heard, what the owner wants ► what is to be done and said (pure)
-    instructions.py  the words for it; upkeep.py: what is done beside assignments
+    instructions.py  all that it may decide; upkeep.py: what is done beside assignments
     errands.py     the life of an assignment, as control.py sees it; standing.py: what is known
     hours.py       when the machine may be used (pure); clockwork.py: what is done by the clock
     channel.py     the connection to the server that control.py speaks through
     errand.py      an assignment on this machine: folders.py, fetching.py, worker.py, sandbox.py
+    keeping.py     its files, for the next run of the same job
     tunnel.py      neighbours that can be reached through the server only; pacing.py: not too fast
     agent.py       carries out what control.py decides; tasks.py: while it goes on
 
