@@ -177,17 +177,16 @@ def renew_if_due(identity: Identity, client: HttpClient, now: datetime.datetime)
 
 
 @contextlib.contextmanager
-def only_agent(home: Path, address: ServerAddress) -> Iterator[None]:
-    """Nobody else uses this identity meanwhile."""
-    folder = identity_folder(home, address)
-    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-    lock = filelock.FileLock(folder / "agent.lock")
+def only_agent(home: Path) -> Iterator[None]:
+    """Nobody else works in this folder meanwhile, be it for another server."""
+    home.mkdir(parents=True, exist_ok=True, mode=0o700)
+    lock = filelock.FileLock(home / "agent.lock")
     try:
         lock.acquire(timeout=0)
     except filelock.Timeout:
         raise RunDirError(
-            f"another `ravnest join {address}` is running with {home}; for a second provider on "
-            "this machine give it a folder of its own: --home DIR"
+            f"another `ravnest join` is running with {home}; for a second provider on this "
+            "machine give it a folder of its own: --home DIR"
         ) from None
     try:
         yield

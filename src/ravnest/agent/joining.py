@@ -61,7 +61,7 @@ async def join(
             "`ravnest server` printed there"
         )
     settings.home.mkdir(parents=True, exist_ok=True, mode=0o700)
-    with only_agent(settings.home, settings.address):
+    with only_agent(settings.home):
         if token is not None and _known(settings, token) is None:
             await asyncio.to_thread(check_token, settings.address, token)
         if speed is None:
