@@ -332,7 +332,7 @@ def test_a_large_share_over_a_slow_line_is_waited_for_as_long_as_it_comes():
     job = sim.world.jobs["j0"]
     for _ in range(5):
         sim.wait(SETTINGS.prepare_s - 1)
-        sim.happen(Fetched(provider=2, assignment=sim.agents[2].work))
+        sim.happen(Fetched(provider=2, assignment=sim.agents[2].work, bytes=2 << 20))
     assert job.state == "preparing"
     sim.wait(SETTINGS.prepare_s + 1)
     assert "p2 has not prepared" in job.cause

@@ -74,7 +74,7 @@ def do(sim, action, number):
     if action == "enrol" and len(agents) < 6:
         sim.enrol()
     elif action == "fetch" and agent is not None and sim.agents[agent].work is not None:
-        sim.happen(Fetched(provider=agent, assignment=sim.agents[agent].work))
+        sim.happen(Fetched(provider=agent, assignment=sim.agents[agent].work, bytes=number << 12))
     elif action == "submit" and len(jobs) < 4:
         sim.submit(number % 3 > 0, None if number % 2 else 2)
     elif action == "talk":

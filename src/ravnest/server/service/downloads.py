@@ -11,7 +11,7 @@ _TELL_EVERY = 4 << 20
 
 
 class Download(FileResponse):
-    """A file, or the part of it that was asked for; `told` is called now and then while it goes."""
+    """A file, or the part of it that was asked for; `told` hears now and then how much has gone."""
 
     chunk_size = 1 << 18
 
@@ -21,21 +21,22 @@ class Download(FileResponse):
         *,
         headers: dict[str, str],
         filename: str | None = None,
-        told: Callable[[], object] | None = None,
+        told: Callable[[int], object] | None = None,
     ) -> None:
         kind = "application/octet-stream"
         super().__init__(path, headers=headers, media_type=kind, filename=filename)
         self._told = told
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        told, left = self._told, 0
+        told, gone = self._told, 0
 
         async def send_and_tell(message: Message) -> None:
-            nonlocal left
+            nonlocal gone
             await send(message)
-            left -= len(message.get("body", b""))
-            if left <= 0 and told is not None:
-                left = _TELL_EVERY
-                told()
+            gone += len(message.get("body", b""))
+            is_last = not message.get("more_body", True)
+            if told is not None and (gone >= _TELL_EVERY or (gone and is_last)):
+                told(gone)
+                gone = 0
 
         await super().__call__(scope, receive, send if told is None else send_and_tell)

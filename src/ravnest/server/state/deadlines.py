@@ -1,6 +1,6 @@
 """What follows from time alone: providers that stay away, runs that stand still or do not end."""
 
-from ravnest.server.state import retrying, runs, standstill
+from ravnest.server.state import leaving_out, retrying, runs, standstill
 from ravnest.server.state.effects import Wake
 from ravnest.server.state.records import Part, Run
 from ravnest.server.state.words import counted
@@ -16,7 +16,7 @@ def pass_time(world: World, now: float) -> None:
             if due <= now:
                 name = world.providers[part.provider].name
                 minutes = counted(world.settings.away_s / 60, "minute")
-                runs.lose(world, part, f"{name} has been away for {minutes}", now)
+                _lose(world, part, f"{name} has been away for {minutes}", now)
             else:
                 world.order(Wake(at=due))
     for run in list(world.runs.values()):
@@ -30,10 +30,15 @@ def pass_time(world: World, now: float) -> None:
             limit = _limit(world, run, part, ended, now) if part.is_open else None
             if limit is not None and limit[0] <= now:
                 name = world.providers[part.provider].name
-                runs.lose(world, part, f"{name} {limit[1]} in time", now)
+                _lose(world, part, f"{name} {limit[1]} in time", now)
             elif limit is not None:
                 world.order(Wake(at=limit[0]))
         standstill.judge(world, run, now)
+
+
+def _lose(world: World, part: Part, cause: str, now: float) -> None:
+    leaving_out.consider(world, part, cause)
+    runs.lose(world, part, cause, now)
 
 
 def _first_ends(world: World, run: Run) -> dict[int, float]:
@@ -54,7 +59,8 @@ def _limit(
             return None
         pulse = world.pulses.get(part.id)
         got_at = run.began_at if pulse is None else min(pulse.advanced_at, now)
-        return got_at + world.settings.prepare_s, "has not prepared its part"
+        due = min(got_at + world.settings.prepare_s, run.began_at + world.settings.prepare_most_s)
+        return due, "has not prepared its part"
     # Stages of a cluster are done together; clusters are not.
     since = ended.get(part.cluster) if run.stopped_at is None else run.stopped_at
     if since is None:

@@ -57,6 +57,7 @@ class Fetched(Happening, frozen=True, kw_only=True):
 
     provider: int
     assignment: str
+    bytes: int
 
 
 class NotHanded(Happening, frozen=True, kw_only=True):

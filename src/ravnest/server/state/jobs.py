@@ -237,6 +237,7 @@ def _resume(world: World, job: Job, now: float) -> None:
     job.refused, job.left_out, job.excused, job.plan_crashes = {}, {}, [], 0
     world.retry_at.pop(job.id, None)
     world.declined.pop(job.id, None)
+    world.accusers.pop(job.id, None)
     if not fusing.take_up(world, job):
         runs.again(world, job, "resumed", now)
 
@@ -250,6 +251,7 @@ def _delete(world: World, job: Job, now: float) -> None:
     world.judged.pop(job.id, None)
     world.retry_at.pop(job.id, None)
     world.declined.pop(job.id, None)
+    world.accusers.pop(job.id, None)
     world.out.remove(job.kind, job.key)
     world.out.remove("spec", job.id)
     world.out.remove("hashes", job.id)

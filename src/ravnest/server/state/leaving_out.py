@@ -9,16 +9,26 @@ from ravnest.server.state.records import Job, Part
 from ravnest.server.state.world import World
 
 
-def consider(world: World, part: Part, cause: str) -> None:
-    """Its own worker has failed, and nobody else is to blame."""
+def consider(world: World, part: Part, cause: str) -> bool:
+    """Its own worker has failed, and nobody else is to blame; whether that is excused."""
     job, run = world.jobs[part.job], world.runs[part.job]
     if part.provider in job.excused or not _others(world, job, part.provider):
-        return
+        return False
     job.left_out[part.provider] = cause
     job.excused.append(part.provider)
     run.excused = True
     world.save_job(job)
     world.save_run(run)
+    return True
+
+
+def accuses(world: World, part: Part, cause: str) -> None:
+    """Its worker has failed and says that another one is to blame. Whoever says so twice may be the
+    reason itself: the accused has had its turn to be done without."""
+    accusers = world.accusers.setdefault(part.job, set())
+    if part.provider in accusers:
+        consider(world, part, cause)
+    accusers.add(part.provider)
 
 
 def _others(world: World, job: Job, failed: int) -> bool:

@@ -38,7 +38,7 @@ def handle(world: World, event: Event, now: float) -> Effects:
         case WorkReported():
             standstill.reported(world, event.provider, event.assignment, event.report, now)
         case Fetched():
-            parts.fetched(world, event.provider, event.assignment, now)
+            parts.fetched(world, event, now)
         case Started():
             _started(world, now)
         case EnrolledNow():

@@ -3,9 +3,11 @@
 from ravnest.api.control import AgentState, Begin, Prepared, Refused, Settled, Steer
 from ravnest.server.state import declining, leaving_out, pool, runs
 from ravnest.server.state.effects import Hand, Wake
-from ravnest.server.state.events import NotHanded, PartEnded
+from ravnest.server.state.events import Fetched, NotHanded, PartEnded
 from ravnest.server.state.records import Part
 from ravnest.server.state.world import Presence, Pulse, World
+
+_FETCHED_BYTES = 1 << 20
 
 
 def own_part(world: World, provider: int, assignment: str) -> Part | None:
@@ -42,11 +44,16 @@ def _train_if_all_prepared(world: World, job: str, now: float) -> None:
         runs.train(world, run, now)
 
 
-def fetched(world: World, provider: int, assignment: str, now: float) -> None:
-    """A provider gets files of its part, which may take hours: it has not been lost."""
-    part = own_part(world, provider, assignment)
-    if part is not None and part.state == "assigned":
-        world.pulses.setdefault(part.id, Pulse(advanced_at=now)).advanced_at = now
+def fetched(world: World, event: Fetched, now: float) -> None:
+    """A provider gets files of its part, which may take hours: it has not been lost. Byte by byte
+    it is not given its time anew."""
+    part = own_part(world, event.provider, event.assignment)
+    if part is None or part.state != "assigned":
+        return
+    pulse = world.pulses.setdefault(part.id, Pulse(advanced_at=world.runs[part.job].began_at))
+    pulse.traffic += event.bytes
+    if pulse.traffic >= _FETCHED_BYTES:
+        pulse.traffic, pulse.advanced_at = 0, now
 
 
 def refused(world: World, provider: int, message: Refused, now: float) -> None:
@@ -56,7 +63,9 @@ def refused(world: World, provider: int, message: Refused, now: float) -> None:
     job, run = world.jobs[part.job], world.runs[part.job]
     name = world.providers[provider].name
     if run.state != "preparing":
-        runs.lose(world, part, f"{name} does not go on: {message.reason}", now)
+        cause = f"{name} does not go on: {message.reason}"
+        leaving_out.consider(world, part, cause)
+        runs.lose(world, part, cause, now)
         return
     # Nothing is lost but time: the next plan is made without it.
     if message.lasting:
@@ -94,12 +103,17 @@ def ended(world: World, event: PartEnded, now: float) -> None:
         cause = f"the worker of {name} failed{blamed}: {end.reason or 'no reason given'}"
         if end.culprit is None:
             leaving_out.consider(world, part, cause)
+        else:
+            leaving_out.accuses(world, part, cause)
         runs.lose(world, part, cause, now, secondhand=end.culprit is not None)
         return
     part.state = "ended"
     world.save_part(part)
     pool.review(world, part.provider, now)
     if end.outcome == "stopped" and run.state in ("running", "paused"):
+        cause = f"{name} stopped by itself"
+        if not leaving_out.consider(world, part, cause):
+            run.lost, run.cause = True, run.cause or cause
         run.departing = run.departing or f"{name} stopped"
         runs.stop(world, run, f"{name} stopped: {end.reason or 'by itself'}", now)
     world.order(Wake(at=now + world.settings.stop_s))
@@ -127,7 +141,9 @@ def missing(world: World, part: Part, now: float) -> None:
     """An agent has come back and knows nothing of its part."""
     if part.state == "training":
         name = world.providers[part.provider].name
-        runs.lose(world, part, f"{name} has started anew and lost its part of the run", now)
+        cause = f"{name} has started anew and lost its part of the run"
+        leaving_out.consider(world, part, cause)
+        runs.lose(world, part, cause, now)
         return
     part.state = "assigned"
     world.save_part(part)

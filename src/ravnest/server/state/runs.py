@@ -111,6 +111,8 @@ def lose(world: World, part: Part, cause: str, now: float, *, secondhand: bool =
     run, job = world.runs[part.job], world.jobs[part.job]
     part.state, part.reason = "failed", cause
     world.save_part(part)
+    if world.heard_of(part.provider).assignment == part.id:  # it does not know, and would go on
+        world.send(part.provider, Steer(assignment=part.id, action="drop", reason=cause))
     pool.review(world, part.provider, now)
     if not run.cause or (run.secondhand and not secondhand):
         run.cause, run.secondhand = cause, secondhand

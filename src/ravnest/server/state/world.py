@@ -42,7 +42,9 @@ class Settings:
     standstill_s: float = 900.0
     """How long the workers of a run may all report no progress before it is given up."""
     prepare_s: float = 1800.0
-    """How long a provider may take to prepare its part after it last got a file, or some of it."""
+    """How long a provider may take to prepare its part, or to get some of it worth mentioning."""
+    prepare_most_s: float = 86400.0
+    """How long it may take as long as it gets something."""
     declined_s: float = 60.0
     """How long a provider is done without that refused for a reason that passes; for twice as long
     each time, up to an hour."""
@@ -115,6 +117,8 @@ class World:
     """Since when something could be planned if only the pool stayed as it is."""
     declined: dict[str, dict[int, Declined]] = field(default_factory=dict)
     """Job id → providers that have refused it for a reason that passes."""
+    accusers: dict[str, set[int]] = field(default_factory=dict)
+    """Job id → providers whose workers have failed because of others, as they said."""
     judged: dict[str, int] = field(default_factory=dict)
     """Job id → version of the pool that its state was last decided with."""
     planning: str | None = None

@@ -91,9 +91,11 @@ class _Providers:
         path = await self._service.run_files.file(part, call.path("sha256"))
         if not path.is_file():
             raise Refusal("not_found", "this file is gone; the run is probably over")
-        got = Fetched(provider=part.provider, assignment=part.id)
-        headers = {"X-Sha256": call.path("sha256")}
-        return Download(path, headers=headers, told=lambda: core.happen(got))
+
+        def told(size: int) -> None:
+            core.happen(Fetched(provider=part.provider, assignment=part.id, bytes=size))
+
+        return Download(path, headers={"X-Sha256": call.path("sha256")}, told=told)
 
     async def result(self, call: Call) -> None:
         service, part, name = self._service, self._part(call), call.path("path")
