@@ -24,9 +24,11 @@ print(os.listdir("/tmp") if not python.startswith("/tmp") else [])
 
 @pytest.fixture
 def no_memory():
-    why_not.cache_clear()
+    for known in (why_not, sandbox._user_namespace):
+        known.cache_clear()
     yield
-    why_not.cache_clear()
+    for known in (why_not, sandbox._user_namespace):
+        known.cache_clear()
 
 
 def test_without_the_program_the_reason_names_it(monkeypatch, no_memory):
@@ -82,6 +84,50 @@ def test_a_script_does_not_see_most_of_the_machine(tmp_path):
     if why_not() is None:
         done = subprocess.run(command, capture_output=True, text=True)
         assert done.stdout == "[]\n", done.stderr
+
+
+POWERS = """
+import ctypes, os
+status = dict(line.split(":", 1) for line in open("/proc/self/status"))
+print(int(status["CapPrm"], 16), int(status["CapEff"], 16), int(status["NoNewPrivs"]))
+system = ctypes.CDLL(None, use_errno=True)
+remount, bind, new_user, new_mounts = 32, 4096, 0x10000000, 0x20000
+print(system.mount(None, bytes(shown, "utf-8"), None, remount | bind, None))
+try:
+    open(shown + "/written", "w")
+except OSError as error:
+    print("read-only")
+print(os.access("/proc/sys/kernel/core_pattern", os.W_OK), os.access("/sys", os.W_OK))
+# In a namespace of its own it may do more, and not that.
+system.unshare(new_user | new_mounts)
+print(system.mount(None, bytes(shown, "utf-8"), None, remount | bind, None))
+print(system.mount(None, b"/proc/sys", None, remount | bind, None))
+"""
+
+
+@pytest.mark.needs("bwrap")
+def test_a_script_has_no_capabilities_whoever_started_the_agent(tmp_path, monkeypatch):
+    """As root it kept all of them: it made a folder of the machine writable, and wrote to it."""
+    home, shown = tmp_path / "home", tmp_path / "shown"
+    for path in (home / "work", shown):
+        path.mkdir(parents=True)
+    folders = sandbox._python_folders()
+    monkeypatch.setattr(sandbox, "_python_folders", lambda: [*folders, shown])
+    program = f"shown = {str(shown)!r}\n{POWERS}"
+    command = sandboxed([sys.executable, "-c", program], home / "work", home)
+    assert "--new-session" in command
+    done = subprocess.run(command, capture_output=True, text=True)
+    expected = ["0 0 1", "-1", "read-only", "False False", "-1", "-1"]
+    assert done.stdout.splitlines() == expected, done.stderr
+    assert list(shown.iterdir()) == []
+
+
+@pytest.mark.needs("bwrap")
+def test_where_there_can_be_no_user_namespace_there_are_no_capabilities_either(
+    tmp_path, monkeypatch
+):
+    monkeypatch.setattr(sandbox, "_user_namespace", tuple)
+    test_a_script_has_no_capabilities_whoever_started_the_agent(tmp_path, monkeypatch)
 
 
 def test_torch_can_be_used_in_a_sandbox(tmp_path):

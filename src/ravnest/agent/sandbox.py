@@ -6,6 +6,10 @@ it read-only; empty folders for what is temporary; no process of the machine but
 does see: whatever lies among these programs and packages, the kernel's view of the hardware (/sys),
 the GPUs. And its own folder holds the key and the certificate that this provider shows to others:
 its Node needs them. The network stays: providers talk to each other.
+
+An agent that root has started is no different: what is read-only stays read-only, for a script has
+no capabilities, and of the kernel's settings, which belong to root without any, it sees a read-only
+copy.
 """
 
 import functools
@@ -38,6 +42,9 @@ _ETC = (
 """Not all of it: there are passwords of networks, keys of hosts, settings of other services."""
 _DEVICES = ("nvidia*", "kfd", "dri")
 _EMPTY = ("/tmp", "/var/tmp", "/run")
+_KERNEL = ("sys", "sysrq-trigger", "fs", "driver", "scsi", "acpi", "dynamic_debug", "mtrr")
+"""Of /proc, what is about the machine and not about processes. Bubblewrap protects some of it, and
+not /proc/sys: the folder itself cannot be written to, so it looks protected."""
 _TRIAL_S = 20.0
 
 
@@ -74,12 +81,14 @@ def sandboxed(command: Sequence[str], folder: Path, home: Path) -> list[str]:
     """The same command, seeing programs and libraries, and of the agent's `home`, wherever that is,
     nothing but `folder`, which alone it may write to."""
     around = [_PROGRAM, "--die-with-parent", "--new-session", "--unshare-pid", "--unshare-ipc"]
+    around += [*_user_namespace(), "--cap-drop", "ALL"]
     for path in map(Path, (*_SYSTEM, *(f"/etc/{name}" for name in _ETC))):
         if path.is_symlink() and path.parent == Path("/"):
             around += ["--symlink", os.readlink(path), str(path)]
         elif path.exists():
             around += ["--ro-bind", str(path), str(path)]
     around += ["--dev", "/dev", "--proc", "/proc"]
+    around += _shown(path for name in _KERNEL if (path := Path("/proc") / name).exists())
     for device in sorted(device for name in _DEVICES for device in Path("/dev").glob(name)):
         around += ["--dev-bind", str(device), str(device)]
     for path in map(Path, _EMPTY):
@@ -90,6 +99,19 @@ def sandboxed(command: Sequence[str], folder: Path, home: Path) -> list[str]:
     around += ["--tmpfs", str(home), *_shown(path for path in python if path.is_relative_to(home))]
     around += ["--bind", str(folder), str(folder), "--chdir", str(folder), "--remount-ro", "/"]
     return [*around, "--", *command]
+
+
+@functools.cache
+def _user_namespace() -> tuple[str, ...]:
+    """Whoever is not root gets one in any case. Root does well to have one, keys that the kernel
+    keeps for it stay outside; in some containers there can be none."""
+    asked = ("--unshare-user",)
+    command = [_PROGRAM, *asked, "--cap-drop", "ALL", "--ro-bind", "/", "/", "--", "true"]
+    try:
+        tried = subprocess.run(command, capture_output=True, timeout=_TRIAL_S)
+    except (OSError, subprocess.TimeoutExpired):
+        return ()
+    return asked if tried.returncode == 0 else ()
 
 
 def _shown(paths: Iterable[Path]) -> list[str]:
