@@ -109,6 +109,10 @@ def test_the_file_itself_may_be_named_by_the_environment(served, written, monkey
         ("port = 8470.5", "Invalid value for '--port'"),
         ("insecure = 7", "Invalid value for '--insecure'"),
         ('dashboard = "nobody"', "Invalid value for '--dashboard'"),
+        ("standstill = nan", "Invalid value for '--standstill'"),
+        ("settle = inf", "Invalid value for '--settle'"),
+        ('quota = "1e999G"', "Invalid value for '--quota'"),
+        ("port = " + "[" * 5000, "is no TOML"),
     ],
 )
 def test_what_is_wrong_in_the_file_is_named_with_the_file(served, written, capsys, text, said):

@@ -66,6 +66,16 @@ def test_a_second_requester_of_a_name_is_refused_while_the_first_is_good():
     gate.make(NewToken(role="requester", name="ann"), now=4000)
 
 
+@pytest.mark.parametrize("name", ["Ann", "ANN", "ann "])
+def test_a_name_that_looks_the_same_is_the_same(name):
+    gate = access()
+    gate.make(NewToken(role="requester", name="ann"), now=0)
+    with pytest.raises(TokenError, match="--replace"):
+        gate.make(NewToken(role="requester", name=name), now=1)
+    successor, _ = gate.make(NewToken(role="requester", name=name, replace=True), now=1)
+    assert successor.name == "ann"  # whose jobs these are
+
+
 def test_a_successor_is_made_only_of_a_name():
     with pytest.raises(TokenError, match="--name"):
         access().make(NewToken(role="requester", replace=True), now=0)

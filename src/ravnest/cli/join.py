@@ -7,6 +7,7 @@ from typing import Any
 
 import click
 
+from ravnest.cli.numbers import NumberRange
 from ravnest.cli.settings_file import config_option
 
 EXIT_SIGNALLED = 128
@@ -36,7 +37,7 @@ def _device(ctx: click.Context, param: click.Parameter, value: str | None) -> st
 @click.option("--name", show_default="the name of this computer", help="What others see.")
 @click.option(
     "--memory",
-    type=click.FloatRange(min=0.5),
+    type=NumberRange(min=0.5),
     metavar="GB",
     show_default="what is free",
     help="At most this much for a worker, with Python and torch.",
@@ -50,7 +51,7 @@ def _device(ctx: click.Context, param: click.Parameter, value: str | None) -> st
 )
 @click.option(
     "--bandwidth",
-    type=click.FloatRange(min=0, min_open=True),
+    type=NumberRange(min=0, min_open=True),
     metavar="MBPS",
     show_default="no limit",
     help="At most so many Mbit/s, in each direction.",

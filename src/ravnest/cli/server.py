@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 import click
 
 from ravnest.cli.messages import Messages
+from ravnest.cli.numbers import NumberRange
 from ravnest.cli.settings_file import config_option
 
 if TYPE_CHECKING:
@@ -26,7 +27,7 @@ class Size(click.ParamType[int]):
         unit = text[-1:] if text[-1:] in _UNITS else ""
         try:
             size = int(float(text.removesuffix(unit)) * _UNITS[unit])
-        except ValueError:
+        except (ValueError, OverflowError):
             size = -1
         if size < 0:
             self.fail(f"{value!r} is not a size like 500M or 2G", param, ctx)
@@ -79,14 +80,14 @@ class Size(click.ParamType[int]):
 )
 @click.option(
     "--token-hours",
-    type=click.FloatRange(min=0, min_open=True),
+    type=NumberRange(min=0, min_open=True),
     default=24.0,
     show_default=True,
     help="How long the first join token is good for.",
 )
 @click.option(
     "--away",
-    type=click.FloatRange(min=1),
+    type=NumberRange(min=1),
     default=180.0,
     show_default=True,
     metavar="SECONDS",
@@ -94,7 +95,7 @@ class Size(click.ParamType[int]):
 )
 @click.option(
     "--standstill",
-    type=click.FloatRange(min=1),
+    type=NumberRange(min=1),
     default=900.0,
     show_default=True,
     metavar="SECONDS",
@@ -102,7 +103,7 @@ class Size(click.ParamType[int]):
 )
 @click.option(
     "--settle",
-    type=click.FloatRange(min=0),
+    type=NumberRange(min=0),
     default=2.0,
     show_default=True,
     metavar="SECONDS",
@@ -110,7 +111,7 @@ class Size(click.ParamType[int]):
 )
 @click.option(
     "--plan-seconds",
-    type=click.FloatRange(min=1),
+    type=NumberRange(min=1),
     default=3600.0,
     show_default=True,
     help="Longest time for planning, or for fusing.",

@@ -51,7 +51,7 @@ def _take(ctx: click.Context, param: click.Parameter, path: Path | None) -> None
 def _table(path: Path) -> dict[str, Any]:
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
         raise click.UsageError(f"{path} is no TOML: {error}") from None
 
 

@@ -2,6 +2,7 @@
 
 import click
 
+from ravnest.cli.numbers import NumberRange
 from ravnest.cli.serverside import json_option, print_json, server_options, session_of
 
 ROLES = ("provider", "requester", "viewer", "operator")
@@ -31,7 +32,7 @@ def command() -> None:
 )
 @click.option(
     "--hours",
-    type=click.FloatRange(min=0, min_open=True, max=24 * 365 * 10),
+    type=NumberRange(min=0, min_open=True, max=24 * 365 * 10),
     default=24.0,
     show_default=True,
     help="How long it is good for.",

@@ -70,7 +70,9 @@ class Param:
                 return value
             case "text" if isinstance(value, str) and (not self.choices or value in self.choices):
                 return value
-            case "integer" | "integers" if type(value) is int and self._in_range(value):
+            case "integer" | "integers" if (
+                type(value) is int and abs(value) < 2**63 and self._in_range(value)
+            ):
                 return value
             case "number" | "numbers" if type(value) in (int, float) and self._in_range(value):
                 return float(value)

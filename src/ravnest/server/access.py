@@ -63,6 +63,11 @@ class Caller:
 ONLOOKER = Caller("onlooker", "onlooker")
 
 
+def _alike(name: str, other: str) -> bool:
+    """To a person who reads them in a list."""
+    return name.strip().casefold() == other.strip().casefold()
+
+
 class TokenRecord(msgspec.Struct, frozen=True, kw_only=True):
     """A token as it is stored: without what it takes to use it."""
 
@@ -153,11 +158,13 @@ class Access:
             raise TokenError("uses counts machines that enrol; only provider tokens have it")
         if sum(record.fault(now) is None for record in self._records.values()) >= MOST_TOKENS:
             raise TokenError(f"there are {MOST_TOKENS} tokens already; revoke some")
+        # A successor has the jobs of the former, which are found by the name as it was written.
+        name = self._records[namesakes[0]].name if namesakes and wanted.replace else wanted.name
         token = Token.make(wanted.role, self._fingerprint)
         record = TokenRecord(
             id=token.id,
             role=token.role,
-            name=wanted.name or self._unused_name(wanted.role, taken),
+            name=name or self._unused_name(wanted.role, taken),
             digest=digest_of(token.secret),
             made_at=now,
             expires_at=now + wanted.hours * 3600,
@@ -171,7 +178,8 @@ class Access:
         return [
             record.id
             for record in self._records.values()
-            if (record.role, record.name) == (wanted.role, wanted.name)
+            if record.role == wanted.role
+            and _alike(record.name, wanted.name or "")
             and record.fault(now) is None
         ]
 
