@@ -416,9 +416,9 @@ def test_work_that_was_cut_off_is_reported_by_the_next_agent(tmp_path):
     async def test(server):
         async with Running(server, tmp_path / "home"):
             await train(server, task(server, "patience"))
-            folder = tmp_path / "home/work/a7"
+            records = tmp_path / "home/records/a7"
         # As if this machine had lost its power: nobody recorded an end.
-        (folder / "ended.json").unlink()
+        (records / "ended.json").unlink()
         async with Running(server, tmp_path / "home", token=False):
             ended = await server.hear(Ended)
             assert (ended.end.outcome, ended.end.reason) == ("failed", RESTARTED)

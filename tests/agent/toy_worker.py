@@ -53,6 +53,20 @@ def call(order):
     end(reason="heard all" if bytes(got) == said.upper() else f"heard {len(got)} bytes")
 
 
+def meddle(how):
+    """What a hostile script may do in its folder."""
+    log = Path("worker.log")
+    log.unlink(missing_ok=True)
+    if how == "link":
+        log.symlink_to("../../secret")
+    elif how == "pipe":
+        os.mkfifo(log)
+    elif how == "stretched":
+        os.truncate(sys.stderr.fileno(), 1 << 40)
+        log.touch()
+        os.truncate(log, 1 << 40)
+
+
 def main():
     order = json.loads(Path("order.json").read_text())
     job = order["assignment"]["job_name"]
@@ -60,6 +74,9 @@ def main():
     say(type="started")
     if job == "crash":
         print("out of luck", file=sys.stderr, flush=True)
+        return 3
+    if job.startswith("log "):
+        meddle(job.removeprefix("log "))
         return 3
     if job == "nonsense":
         print("not json", flush=True)
@@ -75,6 +92,10 @@ def main():
         say(type="report", report={"at": 1.0, "memory_bytes": len(ballast)})
     if job == "on a device":
         say(type="report", report={"at": 1.0, "memory_bytes": 77_000_000_000})
+    if job == "forger":
+        for name in ("order.json", "ended.json"):
+            Path(name).unlink(missing_ok=True)
+            os.mkfifo(name)
     notes = [os.environ.get("OMP_NUM_THREADS", "none"), str("RAVNEST_TOKEN" in os.environ)]
     say(type="report", report={"at": 1.0, "epoch": 1, "notes": notes})
     if job != "digits":

@@ -159,7 +159,7 @@ class Cast:
         logs = [f"--- {name}\n{one.log[-1500:]}" for name, one in self.providers.items()]
         workers = [
             f"--- {path}\n{path.read_text()[-1500:]}"
-            for path in self.folder.glob("*/work/*/worker.log")
+            for path in self.folder.glob("*/records/*/worker.log")
         ]
         parts = [*map(str, jobs), *events, f"--- server\n{self.server.log[-3000:]}"]
         return "\n".join([*parts, *logs, *workers])

@@ -2,11 +2,15 @@
 
 files/…                              see `keeping.py`
 gone/…                               put away, to be removed
+records/<assignment>/order.json      what the worker was told, written before it starts
+                     ended.json      how it ended
+                     worker.log      what it printed
 undelivered/<assignment>/            results that the server did not want: the only ones there are
 work/<assignment>/assignment.json    as it came
-                  order.json         written last before the worker starts
-                  ended.json         how the worker ended
                   …                  the rest as the worker expects it
+
+The worker may be a stranger's script. It writes to its folder under work/ what it likes, links and
+pipes too, so of that folder nothing is believed, and no path in it is opened that it may have made.
 """
 
 import contextlib
@@ -33,8 +37,13 @@ class AssignmentFolder:
     path: Path
 
     @property
+    def records(self) -> Path:
+        """What the agent keeps for itself; its worker does not see it if it is in a sandbox."""
+        return self.path.parents[1] / "records" / self.path.name
+
+    @property
     def log(self) -> Path:
-        return self.path / "worker.log"
+        return self.records / "worker.log"
 
     @property
     def package(self) -> Path:
@@ -72,10 +81,11 @@ class AssignmentFolder:
         write_private(path, msgspec.json.encode(document))
 
     def give_order(self, order: WorkOrder) -> None:
-        write_private(self.path / "order.json", msgspec.json.encode(order))
+        for place in (self.records, self.path):
+            write_private(place / "order.json", msgspec.json.encode(order))
 
     def record_end(self, end: WorkEnd) -> None:
-        write_private(self.path / "ended.json", msgspec.json.encode(end))
+        write_private(self.records / "ended.json", msgspec.json.encode(end))
 
 
 @dataclass(frozen=True)
@@ -124,21 +134,26 @@ class WorkFolders:
         removed, but for files that had been fetched: the assignment may come again."""
         found: list[tuple[float, Assignment, WorkEnd]] = []
         for folder in sorted(self.root.glob("*/")):
-            work = _unfinished(folder)
+            work = _unfinished(self.of(folder.name).records)
             if work is not None and work[0].provider == provider:
                 found.append((folder.stat().st_mtime, *work))
             elif not (folder / "assignment.json").exists() or work is not None:
-                shutil.rmtree(folder, ignore_errors=True)
+                self._remove(folder.name)
         if not found:
             return None
         found.sort(key=lambda each: each[0])
         for _, older, _ in found[:-1]:
-            shutil.rmtree(self.of(older.id).path, ignore_errors=True)
+            self._remove(older.id)
         return found[-1][1:]
 
     def put_away(self, assignment: str) -> None:
         """Out of the way at once, so that the same may come again; `empty` takes longer."""
         self._move_away(self.of(assignment).path)
+        self._move_away(self.of(assignment).records)
+
+    def _remove(self, assignment: str) -> None:
+        shutil.rmtree(self.of(assignment).path, ignore_errors=True)
+        shutil.rmtree(self.of(assignment).records, ignore_errors=True)
 
     def _move_away(self, folder: Path) -> None:
         self.gone.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -147,7 +162,7 @@ class WorkFolders:
 
     def put_away_all(self, but: str) -> None:
         """Nothing is needed but that assignment."""
-        for folder in self.root.glob("*/"):
+        for folder in [*self.root.glob("*/"), *(self.home / "records").glob("*/")]:
             if folder.name != but:
                 self.put_away(folder.name)
 
@@ -157,13 +172,13 @@ class WorkFolders:
             shutil.rmtree(folder, ignore_errors=True)
 
 
-def _unfinished(folder: Path) -> tuple[Assignment, WorkEnd] | None:
+def _unfinished(records: Path) -> tuple[Assignment, WorkEnd] | None:
     try:
-        order = msgspec.json.decode((folder / "order.json").read_bytes(), type=WorkOrder)
+        order = msgspec.json.decode((records / "order.json").read_bytes(), type=WorkOrder)
     except (OSError, msgspec.DecodeError):
         return None
     try:
-        end = msgspec.json.decode((folder / "ended.json").read_bytes(), type=WorkEnd)
+        end = msgspec.json.decode((records / "ended.json").read_bytes(), type=WorkEnd)
     except (OSError, msgspec.DecodeError):
         end = WorkEnd(outcome="failed", epochs_done=order.assignment.epochs_done, reason=RESTARTED)
     return order.assignment, end

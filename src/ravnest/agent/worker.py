@@ -1,6 +1,7 @@
 """The process that trains one stage: started, steered, listened to, ended.
 
-It says what it has to say as lines of JSON (see `Line`); whatever else it prints goes to its log.
+It says what it has to say as lines of JSON (see `Line`); whatever else it prints goes to its log,
+which is opened once, before it starts, where it cannot put anything else in its place.
 However it ends, there is exactly one `WorkEnd`.
 """
 
@@ -10,7 +11,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Sequence
-from typing import Literal
+from typing import BinaryIO, Literal
 
 import msgspec
 import psutil
@@ -55,6 +56,7 @@ class Worker:
         """Said before there was anybody to hear it."""
         self.memory_bytes = 0
         """As it last said itself: also on a device, where nobody else can see it."""
+        self._log: BinaryIO | None = None
         self._process: asyncio.subprocess.Process | None = None
         self._end: WorkEnd | None = None
         self._killed_for: str | None = None
@@ -69,21 +71,29 @@ class Worker:
         return None if self._process is None else self._process.pid
 
     async def run(self) -> WorkEnd:
-        with self._folder.log.open("ab") as log:
+        self._folder.log.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        with self._folder.log.open("a+b") as self._log:
             try:
-                self._process = await asyncio.create_subprocess_exec(
-                    *self._command,
-                    cwd=self._folder.path,
-                    env=self._environment,
-                    stdin=asyncio.subprocess.PIPE,
-                    stdout=asyncio.subprocess.PIPE,
-                    stderr=log,
-                    limit=MOST_LINE_BYTES,
-                    # Ctrl-C in the agent's terminal is for the agent, which ends it in good order.
-                    start_new_session=True,
-                )
-            except OSError as error:
-                return self._failed(f"the worker cannot be started: {error}")
+                return await self._run(self._log)
+            finally:
+                self.trim_log()
+                self._log = None
+
+    async def _run(self, log: BinaryIO) -> WorkEnd:
+        try:
+            self._process = await asyncio.create_subprocess_exec(
+                *self._command,
+                cwd=self._folder.path,
+                env=self._environment,
+                stdin=asyncio.subprocess.PIPE,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=log,
+                limit=MOST_LINE_BYTES,
+                # Ctrl-C in the agent's terminal is for the agent, which ends it in good order.
+                start_new_session=True,
+            )
+        except OSError as error:
+            return self._failed(f"the worker cannot be started: {error}")
         if self._killed_for is not None:
             self.kill(self._killed_for)
         unsaid, self._unsaid = self._unsaid, []
@@ -139,8 +149,11 @@ class Worker:
         return WorkEnd(outcome="failed", epochs_done=self._epochs_done, reason=reason[:4000])
 
     def _last_words(self) -> str:
+        if self._log is None:
+            return ""
         with contextlib.suppress(OSError):
-            text = self._folder.log.read_bytes()[-_LOG_TAIL:].decode(errors="replace").strip()
+            self._log.seek(-min(_LOG_TAIL, self._log.seek(0, os.SEEK_END)), os.SEEK_END)
+            text = self._log.read(_LOG_TAIL).decode(errors="replace").strip()
             return f"; its log ends with:\n{text}" if text else ""
         return ""
 
@@ -165,9 +178,11 @@ class Worker:
 
     def trim_log(self) -> None:
         """A worker that says much must not fill the disk."""
+        if self._log is None:
+            return
         with contextlib.suppress(OSError):
-            if self._folder.log.stat().st_size > _MOST_LOG:
-                os.truncate(self._folder.log, 0)
+            if os.fstat(self._log.fileno()).st_size > _MOST_LOG:
+                os.ftruncate(self._log.fileno(), 0)
 
     def _kill_all(self) -> None:
         """The worker and whatever it has started."""

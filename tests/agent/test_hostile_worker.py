@@ -1,0 +1,59 @@
+"""Workers that are strangers' scripts, against the agent that reads what they leave behind."""
+
+import pytest
+from running import Running, assign, beat_of, run, task, train
+
+from ravnest.agent import worker
+from ravnest.agent.folders import RESTARTED
+from ravnest.api.control import Begin, Ended, Hello, Settled
+
+SECRET = "what belongs to the owner"
+
+
+@pytest.mark.parametrize("how", ["link", "pipe", "stretched"])
+def test_a_log_is_what_the_worker_printed_whatever_it_makes_of_its_folder(
+    tmp_path, monkeypatch, how
+):
+    """The agent followed a link to a file of the owner, and told its content or emptied it."""
+    monkeypatch.setattr(worker, "_MOST_LOG", 24)
+    secret = tmp_path / "home" / "secret"
+    secret.parent.mkdir()
+    secret.write_text(SECRET)
+
+    async def test(server):
+        async with Running(server, tmp_path / "home") as running:
+            await assign(server, task(server, f"log {how}"))
+            await server.say(7, Begin(assignment="a7"))
+            end = (await server.hear(Ended)).end
+            assert "ended with code 3 without a word" in end.reason
+            assert SECRET not in end.reason
+            assert ("hello from the log" in end.reason) == (how != "stretched")
+            await server.say(7, Settled(assignment="a7"))
+            await beat_of(server, "idle")
+            (told,) = running.told("log")
+            kept = tmp_path / "home" / "last-failed-worker.log"
+            assert str(kept) in told
+            assert kept.read_text() == ("" if how == "stretched" else "hello from the log\n")
+
+    run(test, tmp_path)
+    assert secret.read_text() == SECRET
+
+
+def test_what_the_next_agent_takes_up_is_what_this_one_wrote(tmp_path):
+    """A pipe in the place of a record was waited for, and a forged one believed."""
+
+    async def test(server):
+        async with Running(server, tmp_path / "home"):
+            await train(server, task(server, "forger"))
+        (tmp_path / "home/records/a7/ended.json").unlink()
+        async with Running(server, tmp_path / "home", token=False) as running:
+            hello = await server.hear(Hello)
+            assert (hello.state, hello.assignment) == ("returning", "a7")
+            assert (await server.hear(Ended)).end.reason == RESTARTED
+            await server.say(7, Settled(assignment="a7"))
+            await running.tells("idle")
+            await beat_of(server, "idle")
+        home = tmp_path / "home"
+        assert not [*home.glob("work/*"), *home.glob("records/*")]
+
+    run(test, tmp_path)
