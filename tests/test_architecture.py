@@ -16,7 +16,10 @@ SRC = Path(__file__).parents[1] / "src"
 
 # A room is the first name after `ravnest.`, a folder or a single file. The table says which other
 # rooms it may import; a room that is not built yet costs nothing.
-PLAIN = {"api", "errors", "plan", "config", "rundir", "lifeline", "exits", "outcome", "release"}
+PLAIN = {
+    *("api", "errors", "plan", "config", "rundir", "outcome", "release"),
+    *("descriptors", "exits", "lifeline"),
+}
 ROOMS = {
     **dict.fromkeys(PLAIN, PLAIN),
     "stage": PLAIN,

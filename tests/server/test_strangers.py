@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 import hashlib
-import resource
 import socket
 
 import httpx
@@ -112,16 +111,6 @@ def test_one_address_has_a_bounded_number_of_silent_connections(tmp_path, monkey
         assert httpx.get(f"{server.url}/healthz").status_code == 200
         for connection in silent:
             connection.close()
-
-
-def test_a_server_may_open_as_many_files_as_the_system_allows(tmp_path):
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    try:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (min(soft, 512), hard))
-        strangers.allow_many_files()
-        assert resource.getrlimit(resource.RLIMIT_NOFILE) == (hard, hard)
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 def test_the_event_loop_is_as_before_after_the_server_was_made():

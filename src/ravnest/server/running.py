@@ -18,6 +18,7 @@ import uvicorn
 
 from ravnest.api.limits import encode
 from ravnest.api.requests import NewToken, Role
+from ravnest.descriptors import allow_many_files
 from ravnest.errors import ServerError, TokenError
 from ravnest.server.authority import open_authority, server_certificate
 from ravnest.server.changes import Put
@@ -27,7 +28,7 @@ from ravnest.server.service.control import MESSAGE_BYTES
 from ravnest.server.service.service import Options, Service
 from ravnest.server.sockets import Sockets
 from ravnest.server.store import Store, open_store
-from ravnest.server.strangers import Watched, allow_many_files, short_handshakes
+from ravnest.server.strangers import Watched, short_handshakes
 
 logger = logging.getLogger("ravnest.server")
 

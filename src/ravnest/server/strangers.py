@@ -7,7 +7,6 @@ of the server. This knows sockets and time, not what is asked.
 import asyncio
 import contextlib
 import functools
-import sys
 from collections import Counter
 from collections.abc import Iterator
 from typing import Any, ClassVar
@@ -126,15 +125,3 @@ def short_handshakes() -> Iterator[None]:
         yield
     finally:
         del loop.create_server
-
-
-def allow_many_files() -> None:
-    """As many descriptors as the system lets this process have."""
-    if sys.platform == "win32":
-        return
-    import resource
-
-    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    # Some systems refuse what they call the limit; then it stays as it was.
-    with contextlib.suppress(OSError, ValueError):
-        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
