@@ -4,6 +4,7 @@
     identity.py    who this machine is to a server: credential, key, certificate
     machine.py     what it is and what of it may be used; workload.py: how fast it computes
     links.py       speed and delay to the server; peers.py: to other providers, and for them
+    doorstep.py    strangers on the port for other providers, before they have shown who they are
     measuring.py   all figures together; addresses.py: where others may reach this machine
     control.py     what is heard, what the owner wants ► what is to be done and said (pure)
     instructions.py  all that it may decide; upkeep.py: what is done beside assignments

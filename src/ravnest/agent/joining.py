@@ -36,6 +36,7 @@ from ravnest.agent.workload import Speed
 from ravnest.api.control import HAS_LEFT
 from ravnest.api.machine import provider_name
 from ravnest.api.tokens import Token
+from ravnest.descriptors import allow_many_files
 from ravnest.errors import ServerError, TokenError
 
 WorkerCommand = Callable[[AssignmentFolder], list[str]]
@@ -60,6 +61,7 @@ async def join(
             f"this machine has not joined {settings.address} yet: add --token with the token that "
             "`ravnest server` printed there"
         )
+    allow_many_files()
     settings.home.mkdir(parents=True, exist_ok=True, mode=0o700)
     with only_agent(settings.home):
         if token is not None and _known(settings, token) is None:

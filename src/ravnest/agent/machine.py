@@ -145,16 +145,22 @@ def free_disk(folder: Path) -> int:
 
 
 class Load:
-    """Of the machine and of one process on it, since it was last asked."""
+    """Of the machine and of one process on it, since it was last asked. The figures are read from
+    files; where that fails for once, they are as before."""
 
     def __init__(self) -> None:
-        psutil.cpu_percent()
+        self._cpu, self._memory_free = 0.0, 0
+        self.cpu()
 
     def cpu(self) -> float:
-        return float(psutil.cpu_percent()) / 100.0
+        with contextlib.suppress(psutil.Error, OSError):
+            self._cpu = float(psutil.cpu_percent()) / 100.0
+        return self._cpu
 
     def memory_free(self) -> int:
-        return int(psutil.virtual_memory().available)
+        with contextlib.suppress(psutil.Error, OSError):
+            self._memory_free = int(psutil.virtual_memory().available)
+        return self._memory_free
 
     @staticmethod
     def process_memory(pid: int | None) -> int:
@@ -162,9 +168,9 @@ class Load:
         if pid is None:
             return 0
         total = 0
-        with contextlib.suppress(psutil.Error):
+        with contextlib.suppress(psutil.Error, OSError):
             process = psutil.Process(pid)
             for each in (process, *process.children(recursive=True)):
-                with contextlib.suppress(psutil.Error):
+                with contextlib.suppress(psutil.Error, OSError):
                     total += each.memory_info().rss
         return total

@@ -17,6 +17,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from ravnest.agent.doorstep import Doorstep
 from ravnest.agent.identity import Identity
 from ravnest.api.control import PeerAddress
 from ravnest.api.machine import PeerFigure, provider_name
@@ -31,7 +32,7 @@ _MOST_BYTES = 16 << 20
 """That anybody may send to us on one connection."""
 _CONVERSATION_S, _TURN_S = 15.0, 60.0
 """At most; and how long one's turn may be waited for besides."""
-_CONNECT_S, _HANDSHAKE_S = 4.0, 10.0
+_CONNECT_S = 4.0
 _MOST_CALLERS, _MOST_OF_ONE = 128, 4
 """Conversations at once, in all and with one provider. Others are told to come again."""
 _BUSY_S = 30.0
@@ -69,7 +70,7 @@ class PeerListener:
         self.host = host
         self.port = port
         """0 until it has been opened, if any free one will do."""
-        self._server: asyncio.Server | None = None
+        self._doorstep = Doorstep(self._context, self._accept, _PIECE)
         self._talking: dict[asyncio.Task[None], str] = {}
         """With whom."""
         self._turn = asyncio.Lock()
@@ -79,25 +80,11 @@ class PeerListener:
         self._context.load_cert_chain(identity.certificate_file, identity.key_file)
 
     async def open(self) -> None:
-        if self._server is None:
-            self._server = await asyncio.start_server(
-                self._accept,
-                self.host,
-                self.port,
-                ssl=self._context,
-                ssl_handshake_timeout=_HANDSHAKE_S,
-                limit=_PIECE,
-            )
-            self.port = self._server.sockets[0].getsockname()[1]
+        if not self._doorstep.is_open:
+            self.port = await self._doorstep.open(self.host, self.port)
 
     async def close(self) -> None:
-        server, self._server = self._server, None
-        if server is not None:
-            server.close()
-            for task in self._talking:
-                task.cancel()
-            await asyncio.gather(*self._talking, return_exceptions=True)
-            await server.wait_closed()
+        await self._doorstep.close()
 
     async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Called once the caller has shown its certificate."""
@@ -107,7 +94,6 @@ class PeerListener:
         of_it = sum(other == caller for other in self._talking.values())
         is_busy = len(self._talking) >= _MOST_CALLERS or of_it >= _MOST_OF_ONE
         if len(self._talking) >= 2 * _MOST_CALLERS or of_it >= 2 * _MOST_OF_ONE:
-            writer.transport.abort()
             return
         self._talking[task] = caller
         try:
@@ -115,11 +101,8 @@ class PeerListener:
                 await _put_off(reader, writer)
             else:
                 await self._answer(reader, writer)
-        except (OSError, EOFError, TimeoutError, asyncio.CancelledError):
-            pass
         finally:
             self._talking.pop(task, None)
-            writer.transport.abort()
 
     async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         async with asyncio.timeout(_CONVERSATION_S):
