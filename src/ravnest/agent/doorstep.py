@@ -36,12 +36,10 @@ class Doorstep:
     def is_open(self) -> bool:
         return self._socket is not None
 
-    async def open(self, host: str, port: int) -> int:
-        """Returns the port: 0 is any that is free."""
+    def open(self, host: str, port: int) -> int:
+        """Returns the port: 0 is any that is free. Needs a running event loop."""
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        self._socket = await asyncio.to_thread(
-            socket.create_server, (host, port), family=family, backlog=100
-        )
+        self._socket = socket.create_server((host, port), family=family, backlog=100)
         self._socket.setblocking(False)
         self._accepting = asyncio.create_task(self._accept(self._socket))
         return int(self._socket.getsockname()[1])

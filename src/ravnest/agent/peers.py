@@ -81,7 +81,7 @@ class PeerListener:
 
     async def open(self) -> None:
         if not self._doorstep.is_open:
-            self.port = await self._doorstep.open(self.host, self.port)
+            self.port = self._doorstep.open(self.host, self.port)
 
     async def close(self) -> None:
         await self._doorstep.close()
