@@ -57,3 +57,38 @@ def test_what_the_next_agent_takes_up_is_what_this_one_wrote(tmp_path):
         assert not [*home.glob("work/*"), *home.glob("records/*")]
 
     run(test, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("how", "outcome", "reason"),
+    [
+        ("link", "done", ""),
+        ("folder", "failed", "the worker has saved nothing"),
+        ("pipe", "failed", "the worker has saved nothing"),
+        ("endless", "failed", "the worker has saved 1048576 MB, at most 64 MB are expected"),
+    ],
+)
+def test_results_are_files_in_the_package_and_nothing_that_a_link_leads_to(
+    tmp_path, how, outcome, reason
+):
+    """A script delivered the results of another job, which lay there for their owner."""
+    other = tmp_path / "home" / "undelivered" / "other"
+    other.mkdir(parents=True)
+    for name in ("trained.json", "trained-0123456789abcdef.safetensors"):
+        (other / name).write_text(SECRET)
+
+    async def test(server):
+        async with Running(server, tmp_path / "home"):
+            await assign(server, task(server, f"result {how}"))
+            await server.say(7, Begin(assignment="a7"))
+            ended = await server.hear(Ended)
+            assert ended.end.outcome == outcome
+            assert reason in ended.end.reason
+            expected = ["trained.json"] if outcome == "done" else []
+            assert [each.path for each in ended.results] == expected
+            assert SECRET.encode() not in server.results.values()
+            await server.say(7, Settled(assignment="a7"))
+            await beat_of(server, "idle")
+
+    run(test, tmp_path)
+    assert (other / "trained.json").read_text() == SECRET

@@ -78,6 +78,24 @@ def main():
     if job.startswith("log "):
         meddle(job.removeprefix("log "))
         return 3
+    if job.startswith("result "):
+        save()
+        package, other = Path("package"), Path("../../undelivered/other")
+        if job == "result link":
+            Path("package/trained-0123456789abcdef.safetensors").unlink()
+            Path("package/trained-0123456789abcdef.safetensors").symlink_to(
+                ".." / other / "trained-0123456789abcdef.safetensors"
+            )
+        elif job == "result folder":
+            package.rename("p")
+            package.symlink_to(other)
+        elif job == "result pipe":
+            Path("package/trained.json").unlink()
+            os.mkfifo("package/trained.json")
+        elif job == "result endless":
+            os.truncate("package/trained-0123456789abcdef.safetensors", 1 << 40)
+        end(saved=True)
+        return 0
     if job == "nonsense":
         print("not json", flush=True)
         return sys.stdin.readline() and 0

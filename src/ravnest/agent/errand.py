@@ -19,6 +19,7 @@ from ravnest.agent.keeping import KeptFiles
 from ravnest.agent.machine import Load, threads_of, worker_environment
 from ravnest.agent.pacing import Bucket
 from ravnest.agent.peers import PeerListener, find
+from ravnest.agent.results import has_saved
 from ravnest.agent.sandbox import sandboxed
 from ravnest.agent.settings import AgentSettings
 from ravnest.agent.tunnel import Tunnels
@@ -204,7 +205,7 @@ class Errand:
         return sandboxed(Worker.command_for(self.folder), self.folder.path.resolve(), home)
 
     def _checked(self, end: WorkEnd) -> WorkEnd:
-        if end.saved and not (self.folder.package / "trained.json").is_file():
+        if end.saved and not has_saved(self.folder.package):
             return msgspec.structs.replace(
                 end, outcome="failed", saved=False, reason="the worker has saved nothing"
             )
@@ -229,7 +230,7 @@ class Errand:
 
         try:
             results = await bring_back(
-                around.client, self.assignment.id, self.folder, on_delay=delayed, bucket=around.up
+                around.client, self.assignment, self.folder, on_delay=delayed, bucket=around.up
             )
             self.is_finished = end.outcome == "done"
             return end, results

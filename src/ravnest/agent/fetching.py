@@ -1,7 +1,6 @@
 """Files of an assignment: fetched a few at a time, checked by size and hash; results sent back."""
 
 import asyncio
-import re
 import threading
 import time
 from collections.abc import Callable
@@ -11,6 +10,7 @@ from ravnest.agent.folders import AssignmentFolder
 from ravnest.agent.keeping import KeptFiles
 from ravnest.agent.machine import free_disk
 from ravnest.agent.pacing import Bucket
+from ravnest.agent.results import Results, most_bytes, results_in
 from ravnest.api.limits import FileRef
 from ravnest.api.work import Assignment
 from ravnest.client.answers import AnswerError
@@ -26,7 +26,6 @@ _SERVER_AWAY_S = 600.0
 _SOON, _LATER = 8, 10.0
 """So many attempts to bring results back follow soon, the others after ten times as long: each
 sends a whole file."""
-_RESULT = re.compile(r"trained\.json|trained-[0-9a-f]{16}\.safetensors")
 Share = Callable[[float], None]
 
 
@@ -142,7 +141,7 @@ def _passes(error: BrokenOffError | AnswerError) -> bool:
 
 async def bring_back(
     client: HttpClient,
-    assignment: str,
+    assignment: Assignment,
     folder: AssignmentFolder,
     *,
     on_delay: Callable[[str], None] = lambda _: None,
@@ -150,16 +149,9 @@ async def bring_back(
 ) -> tuple[FileRef, ...]:
     """What the worker has saved, until all of it is there: a server that is away, or cannot take it
     now, is waited for. `on_delay` gets the reason, in a thread."""
-    names = sorted(
-        path.name
-        for path in folder.package.iterdir()
-        if _RESULT.fullmatch(path.name) and path.is_file() and not path.is_symlink()
-    )
-    # The one that speaks of the others comes last.
-    names.sort(key=lambda name: name == "trained.json")
     cancelled = threading.Event()
 
-    def send(name: str) -> FileRef:
+    def send(results: Results, name: str) -> FileRef:
         sent = 0
 
         def progress(so_far: int) -> None:
@@ -170,11 +162,12 @@ async def bring_back(
             if bucket is not None:
                 cancelled.wait(bucket.take(max(0, new)))
 
-        path = f"/assignments/{assignment}/results/{name}"
+        path = f"/assignments/{assignment.id}/results/{name}"
         failures = 0
         while True:
             try:
-                sha256, size = upload(client, path, folder.package / name, progress=progress)
+                with results.open(name) as file:
+                    sha256, size = upload(client, path, file, progress=progress)
                 return FileRef(path=name, sha256=sha256, size=size)
             except (BrokenOffError, AnswerError) as error:
                 if not _passes(error):
@@ -186,6 +179,12 @@ async def bring_back(
                 failures += 1
 
     try:
-        return tuple([await asyncio.to_thread(send, name) for name in names])
+        with results_in(folder.package) as results:
+            names, most = results.names(), most_bytes(assignment)
+            if (found := sum(map(results.size, names))) > most:
+                raise OSError(
+                    f"the worker has saved {found >> 20} MB, at most {most >> 20} MB are expected"
+                )
+            return tuple([await asyncio.to_thread(send, results, name) for name in names])
     finally:
         cancelled.set()

@@ -119,8 +119,10 @@ class WorkFolders:
         kept = self.home / "undelivered" / assignment
         try:
             kept.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            if (package := self.of(assignment).package).is_symlink():
+                return None
             self._move_away(kept)
-            self.of(assignment).package.replace(kept)
+            package.replace(kept)
         except OSError:
             return None
         with contextlib.suppress(OSError):

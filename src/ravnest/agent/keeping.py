@@ -67,8 +67,9 @@ class KeptFiles:
         """The file in its place, if it is here and is what it should be."""
         kept = self.root / job / file.sha256
         try:
-            if hash_file(kept) != (file.sha256, file.size):
-                kept.unlink()
+            # Its size first: it may have been made endless.
+            if not self.has(job, file) or hash_file(kept) != (file.sha256, file.size):
+                kept.unlink(missing_ok=True)
                 return False
             target.parent.mkdir(parents=True, exist_ok=True)
             target.unlink(missing_ok=True)

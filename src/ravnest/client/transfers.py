@@ -5,9 +5,11 @@ place when its hash is right: whoever finds a file there finds all of it. `progr
 the bytes so far and may raise to end the transfer; a download can be taken up again later.
 """
 
+import contextlib
 import hashlib
 import random
 from collections.abc import Callable, Iterator
+from io import BufferedReader
 from pathlib import Path
 
 from ravnest.client.http import BrokenOffError, HttpClient, hash_file
@@ -23,13 +25,13 @@ _FIRST_DELAY_S, _LONGEST_DELAY_S = 0.5, 20.0
 def upload(
     client: HttpClient,
     path: str,
-    file: Path,
+    file: Path | BufferedReader,
     *,
     sha256: str | None = None,
     progress: Progress | None = None,
 ) -> tuple[str, int]:
     """PUT a file, with its hash (computed if it is not known); returns hash and size."""
-    known, size = (sha256, file.stat().st_size) if sha256 else hash_file(file)
+    known, size = _told(file, sha256)
     headers = {"X-Sha256": known, "Content-Length": str(size)}
     for attempt in range(_ATTEMPTS):
         try:
@@ -163,9 +165,26 @@ class _Download:
         )
 
 
-def _pieces(file: Path, progress: Progress | None) -> Iterator[bytes]:
+def _told(file: Path | BufferedReader, sha256: str | None) -> tuple[str, int]:
+    """Hash and size."""
+    if isinstance(file, Path):
+        return (sha256, file.stat().st_size) if sha256 else hash_file(file)
+    file.seek(0)
+    return hashlib.file_digest(file, "sha256").hexdigest(), file.tell()
+
+
+def _from_the_start(
+    file: Path | BufferedReader,
+) -> contextlib.AbstractContextManager[BufferedReader]:
+    if isinstance(file, Path):
+        return file.open("rb")
+    file.seek(0)
+    return contextlib.nullcontext(file)
+
+
+def _pieces(file: Path | BufferedReader, progress: Progress | None) -> Iterator[bytes]:
     done = 0
-    with file.open("rb") as opened:
+    with _from_the_start(file) as opened:
         while piece := opened.read(PIECE_BYTES):
             yield piece
             done += len(piece)

@@ -1,0 +1,78 @@
+"""What a worker has saved, read as what a stranger's script may have made of it.
+
+The package has to be a folder and results have to be files: not links, which may lead to files of
+the owner or to results of other jobs, nor pipes, and not larger than weights of that stage can be.
+They are opened within the folder that was looked at, whatever is put in its place meanwhile.
+"""
+
+import contextlib
+import os
+import re
+import stat
+from collections.abc import Iterator
+from io import BufferedReader
+from pathlib import Path
+
+from ravnest.api.work import Assignment
+
+MANIFEST = "trained.json"
+_RESULT = re.compile(r"trained\.json|trained-[0-9a-f]{16}\.safetensors")
+_SPARE = 64 << 20
+_NO_LINK = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0)
+_PLAIN = os.O_RDONLY | _NO_LINK | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
+"""Opening a pipe must not wait for somebody who writes to it."""
+
+
+def most_bytes(assignment: Assignment) -> int:
+    """Of all results together: the new one and the one before it."""
+    package = sum(file.size for file in assignment.files if file.path.startswith("package/"))
+    return 2 * max(package, assignment.memory_bytes) + _SPARE
+
+
+class Results:
+    """Of one package; made by `results_in`."""
+
+    def __init__(self, package: Path, folder: int | None) -> None:
+        self._package, self._folder = package, folder
+
+    def names(self) -> list[str]:
+        """The one that speaks of the others comes last."""
+        found = os.listdir(self._package if self._folder is None else self._folder)
+        names = sorted(name for name in found if _RESULT.fullmatch(name) and self.size(name) >= 0)
+        return sorted(names, key=lambda name: name == MANIFEST)
+
+    def size(self, name: str) -> int:
+        """-1 if there is no such file."""
+        with contextlib.suppress(OSError), self.open(name) as file:
+            return os.fstat(file.fileno()).st_size
+        return -1
+
+    def open(self, name: str) -> BufferedReader:
+        if self._folder is None and (self._package / name).is_symlink():
+            raise OSError(f"{name} is a link")
+        path = self._package / name if self._folder is None else name
+        descriptor = os.open(path, _PLAIN, dir_fd=self._folder)
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            os.close(descriptor)
+            raise OSError(f"{name} is not a file")
+        return os.fdopen(descriptor, "rb")
+
+
+@contextlib.contextmanager
+def results_in(package: Path) -> Iterator[Results]:
+    if package.is_symlink():
+        raise OSError("the package is a link")
+    if os.open not in os.supports_dir_fd:  # Windows, where there are no sandboxes
+        yield Results(package, None)
+        return
+    folder = os.open(package, os.O_RDONLY | os.O_DIRECTORY | _NO_LINK)
+    try:
+        yield Results(package, folder)
+    finally:
+        os.close(folder)
+
+
+def has_saved(package: Path) -> bool:
+    with contextlib.suppress(OSError), results_in(package) as results:
+        return MANIFEST in results.names()
+    return False
