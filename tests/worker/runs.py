@@ -213,11 +213,11 @@ def write_order(place, order):
 class Process:
     """One worker, and all that it says."""
 
-    def __init__(self, folder):
+    def __init__(self, folder, within=lambda command: command):
         self.folder = Path(folder)
         self._log = (self.folder / "worker.log").open("wb")
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "ravnest.worker", str(folder)],
+            within([sys.executable, "-P", "-m", "ravnest.worker", str(folder)]),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._log,
@@ -274,9 +274,12 @@ class Process:
 
 
 @contextlib.contextmanager
-def started(run):
-    """A process for every folder, by node."""
-    processes = {node: Process(folder) for node, folder in run.folders.items()}
+def started(run, within=lambda command, folder: command):
+    """A process for every folder, by node; `within` puts something around its command."""
+    processes = {
+        node: Process(folder, lambda command, folder=folder: within(command, folder))
+        for node, folder in run.folders.items()
+    }
     try:
         yield processes
     finally:

@@ -1,9 +1,13 @@
 """A provider's own script: it finds its neighbours by the environment, and ends as it ends."""
 
+from pathlib import Path
+
+import pytest
 import runs
 from msgspec.structs import replace
 from runs import TRAINING, plan_run, prepare, started, written
 
+from ravnest.agent.sandbox import sandboxed
 from ravnest.api.jobs import ScriptSpec
 from ravnest.api.limits import FileRef
 
@@ -46,6 +50,22 @@ pipe.write(b'{"type": "end", "end": {"outcome": "failed", "reason": "forged"}}\\
 pipe.write(b'nonsense\\n')
 pipe.write(b'x' * (3 << 20) + b'\\n')
 pipe.write(b'{"type": "report", "report": {"at": 1.0, "notes": ["a note"]}}\\n')
+"""
+
+
+FORGES = """
+import glob, os, signal
+
+for path in glob.glob("/proc/[0-9]*/fd/*"):
+    if path.startswith(f"/proc/{os.getpid()}/"):
+        continue
+    try:
+        file = os.open(path, os.O_WRONLY | os.O_NONBLOCK)
+        os.write(file, b'{"type": "end", "end": {"outcome": "done", "saved": true}}\\n')
+    except OSError:
+        pass
+os.kill(os.getppid(), signal.SIGKILL)
+raise SystemExit("this is how it ends")
 """
 
 
@@ -113,6 +133,21 @@ def test_what_else_a_script_writes_to_where_it_reports_is_left_out(tmp_path):
     assert (end.outcome, end.reason) == ("done", "")
     assert "the script reports what is not understood" in worker.log()
     assert [report.notes for report in worker.reports if report.notes] == [("a note",)]
+
+
+@pytest.mark.needs("bwrap")
+def test_a_script_in_a_sandbox_cannot_speak_for_its_worker_nor_end_it(tmp_path):
+    """Through /proc it wrote to the pipe that the agent listens to."""
+    run = script_run(tmp_path, FORGES)
+
+    def within(command, folder):
+        return sandboxed(command, Path(folder), Path(folder).parent)
+
+    with started(run, within) as processes:
+        worker = next(iter(processes.values()))
+        end = worker.end()
+    assert (end.outcome, end.saved) == ("failed", False)
+    assert end.reason == "the script ended with code 1: this is how it ends"
 
 
 def test_a_script_that_fails_says_its_last_line(tmp_path):

@@ -81,7 +81,9 @@ def sandboxed(command: Sequence[str], folder: Path, home: Path) -> list[str]:
     """The same command, seeing programs and libraries, and of the agent's `home`, wherever that is,
     nothing but `folder`, which alone it may write to."""
     around = [_PROGRAM, "--die-with-parent", "--new-session", "--unshare-pid", "--unshare-ipc"]
-    around += [*_user_namespace(), "--cap-drop", "ALL"]
+    # The first process there is the command itself: that of bubblewrap would hold open, for all to
+    # see, the pipe that a worker speaks through.
+    around += [*_user_namespace(), "--cap-drop", "ALL", "--as-pid-1"]
     for path in map(Path, (*_SYSTEM, *(f"/etc/{name}" for name in _ETC))):
         if path.is_symlink() and path.parent == Path("/"):
             around += ["--symlink", os.readlink(path), str(path)]

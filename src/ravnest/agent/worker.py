@@ -64,7 +64,8 @@ class Worker:
 
     @staticmethod
     def command_for(folder: AssignmentFolder) -> list[str]:
-        return [sys.executable, "-m", MODULE, str(folder.path.resolve())]
+        # -P: what lies in its folder, where a script may write to, is not imported.
+        return [sys.executable, "-P", "-m", MODULE, str(folder.path.resolve())]
 
     @property
     def pid(self) -> int | None:

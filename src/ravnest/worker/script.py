@@ -3,10 +3,12 @@
 The program is an ordinary provider script with a Node and a Trainer. Who its neighbours are, how
 they are reached and with which certificate, its Node reads from the environment (see
 ravnest.provider.surroundings). Keeping it from the rest of the machine is the agent's part: the
-worker as a whole is started in a sandbox.
+worker as a whole is started in a sandbox. It keeps itself from the program, so that what the agent
+hears is what the worker says.
 """
 
 import contextlib
+import ctypes
 import json
 import logging
 import os
@@ -35,6 +37,7 @@ logger = logging.getLogger("ravnest.worker")
 GRACE_S = 20.0
 _PEER = re.compile(r"\bPeerError: (.*)")
 _LINE = 4000
+_PR_SET_DUMPABLE = 4
 
 
 def environment(order: WorkOrder, folder: Path) -> dict[str, str]:
@@ -54,6 +57,15 @@ def environment(order: WorkOrder, folder: Path) -> dict[str, str]:
     return found
 
 
+def _close_to_others() -> None:
+    """Processes of the same user may otherwise open what this one has open, its pipe to the agent
+    above all, and write to its memory. Linux only; where it cannot be done, a script can forge what
+    is said about itself."""
+    if sys.platform == "linux":
+        with contextlib.suppress(OSError, AttributeError):
+            ctypes.CDLL(None).prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0)
+
+
 class ScriptRun:
     """Of one assignment; `run` from its beginning to its end."""
 
@@ -71,6 +83,7 @@ class ScriptRun:
 
     def run(self) -> WorkEnd:
         assert self._work.script is not None
+        _close_to_others()
         command = [sys.executable, "script.py", *self._work.script.arguments]
         with lifeline.hold() as line, Hearing(self._speech.say) as hearing:
             self._hearing = hearing
