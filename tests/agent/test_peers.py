@@ -215,6 +215,48 @@ def test_who_is_put_off_comes_again_and_one_provider_has_few_conversations(
     assert freed
 
 
+def test_a_provider_that_is_always_busy_is_given_up_at_all_addresses_together(
+    tmp_path, authority, monkeypatch
+):
+    """Each of its addresses held up whoever prepared an assignment with it."""
+    one, two = (identity(tmp_path / str(n), authority, n) for n in (1, 2))
+    monkeypatch.setattr(peers, "_BUSY_S", 0.5)
+    tried, try_again = [], peers._try_again
+
+    async def noting(identity, provider, address, *, measure):
+        tried.append(address)
+        return await try_again(identity, provider, address, measure=measure)
+
+    async def talk(listener):
+        monkeypatch.setattr(peers, "_try_again", noting)
+        address = f"127.0.0.1:{listener.port}"
+        return await find(two, 1, [address] * 16, measure=False)
+
+    monkeypatch.setattr(PeerListener, "_answer", lambda _, *caller: peers._put_off(*caller))
+    assert listening(one, talk) is None
+    assert len(tried) == 1
+
+
+def test_who_is_busy_is_asked_less_and_less_often(monkeypatch):
+    pauses, found = [], peers.Found("somewhere")
+
+    async def busy_for_long(*_, **__):
+        if len(pauses) < 12:
+            raise peers._BusyError
+        return found
+
+    async def noted(seconds):
+        pauses.append(seconds)
+
+    monkeypatch.setattr(peers, "_try", busy_for_long)
+    monkeypatch.setattr(peers.asyncio, "sleep", noted)
+    monkeypatch.setattr(peers.random, "uniform", lambda least, most: 1.0)
+    assert asyncio.run(find(None, 1, ["somewhere"], measure=False)) == found
+    assert pauses == sorted(pauses)
+    assert pauses[0] == 0.2
+    assert pauses[-1] == 5.0
+
+
 def test_the_port_is_free_between_close_and_open(tmp_path, authority):
     one = identity(tmp_path / "1", authority, 1)
 

@@ -36,8 +36,8 @@ _CONNECT_S = 4.0
 _MOST_CALLERS, _MOST_OF_ONE = 128, 4
 """Conversations at once, in all and with one provider. Others are told to come again."""
 _BUSY_S = 30.0
-"""How long somebody who is busy is asked again."""
-_BUSY_DELAY_S = 0.2
+"""How long somebody who is busy is asked again, at all of its addresses together."""
+_BUSY_DELAY_S, _LONGEST_BUSY_DELAY_S = 0.2, 5.0
 _FINDS_AT_ONCE = 8
 _PIECE = 64 << 10
 _RANDOM = os.urandom(_PIECE)
@@ -177,11 +177,13 @@ class _BusyError(Exception):
 async def find(
     identity: Identity, provider: int, addresses: Sequence[str], *, measure: bool
 ) -> Found | None:
-    """The first of the addresses at which that provider answers, or None."""
-    for address in addresses:
-        with contextlib.suppress(OSError, EOFError, TimeoutError, ssl.SSLError, ValueError):
-            async with asyncio.timeout(_BUSY_S + _CONVERSATION_S + measure * _TURN_S):
-                return await _try_again(identity, provider, address, measure=measure)
+    """The first of the addresses at which that provider answers, or None. However many it claims to
+    have, and whatever it says there: others wait for this to end."""
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(_BUSY_S + measure * (_CONVERSATION_S + _TURN_S)):
+            for address in addresses:
+                with contextlib.suppress(OSError, EOFError, ValueError):
+                    return await _try_again(identity, provider, address, measure=measure)
     return None
 
 
@@ -211,11 +213,13 @@ async def probe(
 
 async def _try_again(identity: Identity, provider: int, address: str, *, measure: bool) -> Found:
     """As long as it is busy and the deadline around this has not passed."""
+    delay = _BUSY_DELAY_S
     while True:
         try:
             return await _try(identity, provider, address, measure=measure)
         except _BusyError:
-            await asyncio.sleep(_BUSY_DELAY_S * random.uniform(0.5, 1.5))
+            await asyncio.sleep(delay * random.uniform(0.5, 1.5))
+            delay = min(1.5 * delay, _LONGEST_BUSY_DELAY_S)
 
 
 async def _try(identity: Identity, provider: int, address: str, *, measure: bool) -> Found:
