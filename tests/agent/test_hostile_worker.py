@@ -5,7 +5,7 @@ from running import Running, assign, beat_of, run, task, train
 
 from ravnest.agent import worker
 from ravnest.agent.folders import RESTARTED
-from ravnest.api.control import Begin, Ended, Hello, Settled
+from ravnest.api.control import Begin, Ended, Hello, Reported, Settled
 
 SECRET = "what belongs to the owner"
 
@@ -92,3 +92,19 @@ def test_results_are_files_in_the_package_and_nothing_that_a_link_leads_to(
 
     run(test, tmp_path)
     assert (other / "trained.json").read_text() == SECRET
+
+
+def test_a_worker_that_reports_without_end_is_heard_now_and_then(tmp_path):
+    """Its provider said a thousand things in a second, and the server closed the connection."""
+
+    async def test(server):
+        async with Running(server, tmp_path / "home"):
+            await assign(server, task(server, "flood"))
+            said = []
+            await server.say(7, Begin(assignment="a7"))
+            while not isinstance(message := await server.hear(Reported | Ended), Ended):
+                said.append(message.report.step)
+            assert len(said) < 100
+            assert (said[0], said[-1]) == (0, 999)
+
+    run(test, tmp_path)

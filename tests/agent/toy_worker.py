@@ -110,6 +110,11 @@ def main():
         say(type="report", report={"at": 1.0, "memory_bytes": len(ballast)})
     if job == "on a device":
         say(type="report", report={"at": 1.0, "memory_bytes": 77_000_000_000})
+    if job == "flood":
+        for step in range(1000):
+            say(type="report", report={"at": 1.0, "step": step})
+        end()
+        return 0
     if job == "forger":
         for name in ("order.json", "ended.json"):
             Path(name).unlink(missing_ok=True)

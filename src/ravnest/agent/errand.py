@@ -22,6 +22,7 @@ from ravnest.agent.peers import PeerListener, find
 from ravnest.agent.results import has_saved
 from ravnest.agent.sandbox import sandboxed
 from ravnest.agent.settings import AgentSettings
+from ravnest.agent.thinning import Thinning
 from ravnest.agent.tunnel import Tunnels
 from ravnest.agent.worker import Worker
 from ravnest.api.limits import FileRef
@@ -62,6 +63,7 @@ class Errand:
         self._relayed: dict[str, str] = {}
         self._listen: tuple[str, int] | None = None
         self.worker: Worker | None = None
+        self._reports: Thinning | None = None
         self.task: asyncio.Task[None] | None = None
         """What is being done about it: it is prepared, its worker runs, its results go back."""
         self.is_finished = False
@@ -124,6 +126,7 @@ class Errand:
     def start(self, on_report: Callable[[WorkReport], None], *, paused: bool) -> Worker:
         """The worker can be steered and ended from now on; `work` makes it run."""
         caps = self._around.settings.caps
+        self._reports = Thinning(self._around.report_s, on_report)
         self.worker = Worker(
             self.folder,
             environment=worker_environment(
@@ -132,7 +135,7 @@ class Errand:
             ),
             nice=self._around.settings.nice,
             command=self._command(),
-            on_report=on_report,
+            on_report=self._reports.take,
             epochs_done=self.assignment.epochs_done,
             paused=paused,
         )
@@ -157,6 +160,8 @@ class Errand:
             )
         finally:
             self.worker = None
+            if self._reports is not None:
+                self._reports.finish()
             await self._tunnels.close()
             if around.listener is not None:
                 # If somebody else has taken the port, neighbours come through the server.

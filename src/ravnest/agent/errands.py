@@ -26,7 +26,7 @@ from ravnest.api.limits import FileRef
 from ravnest.api.work import Assignment, WorkEnd, WorkReport
 
 _MOST_REFUSALS_KEPT = 32
-_MOST_POINTS, _MOST_ROUNDS, _MOST_NOTES = 2000, 1000, 50
+_MOST_POINTS, _MOST_ROUNDS, _MOST_NOTES, _MOST_SPANS = 2000, 1000, 50, 2000
 """Of one report."""
 
 
@@ -157,9 +157,9 @@ class Errands(Standing):
         """For later. Who computed what when is of interest at the time only; curves stay."""
         new = msgspec.structs.replace(said.report, spans=())
         last = self.reports[-1].report if self.reports else None
-        if last is not None and (joined := _joined(last, new)) is not None:
+        if last is not None and (one := joined(last, new)) is not None:
             self.reports.pop()
-            new = joined
+            new = one
         self.reports.append(Reported(assignment=said.assignment, report=new))
 
     def worker_ended(self, name: str, end: WorkEnd) -> Instructions:
@@ -271,10 +271,19 @@ def _because(reason: str) -> str:
     return f": {reason}" if reason else ""
 
 
-def _joined(old: WorkReport, new: WorkReport) -> WorkReport | None:
+def joined(old: WorkReport, new: WorkReport) -> WorkReport | None:
     """Two reports as one, None if that would be too large. Totals are those of the newer one."""
     points, rounds = (*old.points, *new.points), (*old.rounds, *new.rounds)
     if len(points) > _MOST_POINTS or len(rounds) > _MOST_ROUNDS:
         return None
     notes = (*old.notes, *new.notes)[-_MOST_NOTES:]
-    return msgspec.structs.replace(new, points=points, rounds=rounds, notes=notes)
+    spans = (*old.spans, *new.spans)
+    dropped = old.spans_dropped + new.spans_dropped + max(0, len(spans) - _MOST_SPANS)
+    return msgspec.structs.replace(
+        new,
+        points=points,
+        rounds=rounds,
+        notes=notes,
+        spans=spans[-_MOST_SPANS:],
+        spans_dropped=dropped,
+    )
