@@ -491,15 +491,20 @@ def pool_of(count: int) -> Simulation:
     return sim
 
 
-def training(sim: Simulation) -> Job:
-    """A job that has been submitted, planned, prepared and begun."""
+def preparing(sim: Simulation) -> Job:
+    """A job that has been submitted and planned; its providers fetch their parts."""
     sim.submit(True, None)
     sim.wait(15)
     sim.plan_one("fits")
     sim.talk()
+    return sim.world.jobs[max(sim.submitted)]
+
+
+def training(sim: Simulation) -> Job:
+    """A job that has been submitted, planned, prepared and begun."""
+    job = preparing(sim)
     for agent in sim.agents:
         sim.go_on(agent, "done")
     sim.talk()
-    job = sim.world.jobs[max(sim.submitted)]
     assert job.state == "running", job
     return job

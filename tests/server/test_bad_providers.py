@@ -1,7 +1,7 @@
 """One provider that does its worst, and others that could do the job without it."""
 
 import pytest
-from state_simulation import SETTINGS, pool_of, training
+from state_simulation import SETTINGS, pool_of, preparing, training
 
 from ravnest.api.control import Refused, Steer
 from ravnest.server.state.events import Fetched
@@ -88,10 +88,7 @@ def test_who_stood_still_is_told_that_its_part_is_over_and_is_free_again():
 @pytest.mark.parametrize("size", [1, 2 << 20])
 def test_files_that_trickle_do_not_hold_a_run_for_ever(size):
     sim = pool_of(2)
-    sim.submit(True, None)
-    sim.wait(15)
-    sim.plan_one("fits")
-    sim.talk()
+    preparing(sim)
     sim.go_on(1, "done")
     sim.talk()
     job, began = sim.world.jobs["j0"], sim.now

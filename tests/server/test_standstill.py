@@ -1,7 +1,7 @@
 """Workers that hang: a run is given up once nobody gets on, and no earlier."""
 
 import pytest
-from state_simulation import SETTINGS, pool_of, training
+from state_simulation import SETTINGS, pool_of, preparing, training
 
 from ravnest.api.work import LinkBytes, RoundReport, Span, WorkReport
 from ravnest.server.state.events import JobSteered, WorkReported
@@ -119,10 +119,7 @@ def test_a_paused_run_may_stand_still_and_has_its_time_again_afterwards():
 
 def test_fetching_files_is_no_standstill():
     sim = pool_of(2)
-    sim.submit(True, None)
-    sim.wait(15)
-    sim.plan_one("fits")
-    sim.talk()
+    preparing(sim)
     sim.wait(1.5 * LONG_S)
     assert sim.world.jobs["j0"].state == "preparing"
 

@@ -2,7 +2,7 @@
 
 import msgspec
 import pytest
-from state_simulation import FACTS, SETTINGS, Simulation, pool_of, training
+from state_simulation import FACTS, SETTINGS, Simulation, pool_of, preparing, training
 
 from ravnest.api.control import Hello, SetPause, Steer
 from ravnest.api.machine import Caps, Figures, PeerFigure
@@ -230,10 +230,7 @@ def test_too_many_lost_runs_fail_the_job_with_the_first_cause():
 
 def test_who_refuses_is_not_asked_again():
     sim = pool_of(2)
-    sim.submit(True, None)
-    sim.wait(15)
-    sim.plan_one("fits")
-    sim.talk()
+    preparing(sim)
     sim.go_on(1, "refused")
     sim.talk()
     sim.wait(15)
@@ -271,10 +268,7 @@ def test_who_refuses_for_a_reason_that_passes_is_asked_again_and_waits_longer_ea
 
 def test_who_has_refused_and_then_offers_something_else_is_asked_again():
     sim = pool_of(2)
-    sim.submit(True, None)
-    sim.wait(15)
-    sim.plan_one("fits")
-    sim.talk()
+    preparing(sim)
     sim.go_on(1, "refused")
     sim.talk()
     sim.wait(15)
@@ -323,10 +317,7 @@ def test_a_newcomer_does_not_shorten_the_time_for_what_is_being_measured():
 
 def test_a_large_share_over_a_slow_line_is_waited_for_as_long_as_it_comes():
     sim = pool_of(2)
-    sim.submit(True, None)
-    sim.wait(15)
-    sim.plan_one("fits")
-    sim.talk()
+    preparing(sim)
     sim.go_on(1, "done")
     sim.talk()
     job = sim.world.jobs["j0"]
@@ -340,10 +331,7 @@ def test_a_large_share_over_a_slow_line_is_waited_for_as_long_as_it_comes():
 
 def test_a_run_that_is_not_prepared_in_time_is_lost():
     sim = pool_of(2)
-    sim.submit(True, None)
-    sim.wait(15)
-    sim.plan_one("fits")
-    sim.talk()
+    preparing(sim)
     sim.go_on(1, "done")
     sim.talk()
     sim.wait(SETTINGS.prepare_s + 1)
