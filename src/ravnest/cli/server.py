@@ -1,7 +1,8 @@
 """`ravnest server`: the intermediary between providers and requesters."""
 
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
@@ -11,7 +12,9 @@ from ravnest.cli.settings_file import config_option
 
 if TYPE_CHECKING:
     from ravnest.server.running import Ready
+    from ravnest.server.service.gate import Dashboard
 
+F = TypeVar("F", bound=Callable[..., Any])
 _UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
 
 
@@ -32,6 +35,17 @@ class Size(click.ParamType[int]):
         if size < 0:
             self.fail(f"{value!r} is not a size like 500M or 2G", param, ctx)
         return size
+
+
+def _seconds(name: str, default: float, says: str, *, least: float = 1) -> Callable[[F], F]:
+    return click.option(
+        name,
+        type=NumberRange(min=least),
+        default=default,
+        show_default=True,
+        metavar="SECONDS",
+        help=says,
+    )
 
 
 @click.command("server")
@@ -85,42 +99,21 @@ class Size(click.ParamType[int]):
     show_default=True,
     help="How long the first join token is good for.",
 )
-@click.option(
-    "--away",
-    type=NumberRange(min=1),
-    default=180.0,
-    show_default=True,
-    metavar="SECONDS",
-    help="How long a provider that is needed may be away before its run is given up.",
+@_seconds(
+    "--away", 180.0, "How long a provider that is needed may be away before its run is given up."
 )
-@click.option(
-    "--standstill",
-    type=NumberRange(min=1),
-    default=900.0,
-    show_default=True,
-    metavar="SECONDS",
-    help="How long no worker of a run may get on before the run is given up.",
+@_seconds(
+    "--standstill", 900.0, "How long no worker of a run may get on before the run is given up."
 )
-@click.option(
-    "--settle",
-    type=NumberRange(min=0),
-    default=2.0,
-    show_default=True,
-    metavar="SECONDS",
-    help="How long the pool must stay the same before it is planned with.",
+@_seconds(
+    "--settle", 2.0, "How long the pool must stay the same before it is planned with.", least=0
 )
-@click.option(
-    "--plan-seconds",
-    type=NumberRange(min=1),
-    default=3600.0,
-    show_default=True,
-    help="Longest time for planning, or for fusing.",
-)
+@_seconds("--plan-seconds", 3600.0, "Longest time for checking, planning or fusing.")
 @click.option(
     "--plan-memory",
     type=Size(),
     show_default="half of the machine's",
-    help="Most memory for planning, or for fusing; 0 is no limit.",
+    help="Most memory for checking, planning or fusing; 0 is no limit.",
 )
 @click.option("--print-json", is_flag=True, help="When ready, one line of JSON instead of text.")
 @click.pass_obj
@@ -132,7 +125,7 @@ def command(
     data: Path | None,
     store: str | None,
     name: str,
-    dashboard: str,
+    dashboard: "Dashboard",
     insecure: bool,
     max_upload: int,
     quota: int,
@@ -153,17 +146,15 @@ def command(
 
     from ravnest.client.known import home
     from ravnest.server.running import Listening, own_names, reached_at, serve
-    from ravnest.server.service.gate import Dashboard
     from ravnest.server.service.service import Options
     from ravnest.server.service.work import WorkLimits, half_of_memory
     from ravnest.server.state.world import Settings
 
-    looks: dict[str, Dashboard] = {"local": "local", "open": "open", "token": "token"}
     options = Options(
         folder=(data or home() / "server").absolute(),
         name=name,
         names=own_names(host, public),
-        dashboard=looks[dashboard],
+        dashboard=dashboard,
         most_upload_bytes=max_upload,
         quota_bytes=quota,
         settings=Settings(away_s=away, settle_s=settle, standstill_s=standstill),

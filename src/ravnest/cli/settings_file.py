@@ -27,7 +27,7 @@ def config_option(function: F) -> F:
         is_eager=True,
         expose_value=False,
         callback=_take,
-        help="Options from a TOML file, for example: port = 8470. What is typed wins.",
+        help="Options from a TOML file, for example: name = 'office'. What is typed wins.",
     )(function)
 
 
