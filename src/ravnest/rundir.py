@@ -19,13 +19,13 @@ import re
 import shutil
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
-import filelock
 import msgspec
 
 from ravnest.errors import RunDirError
+from ravnest.locks import only_one
 
 PLAN_PARTS = ("plan.json", "model.json", "nodes")
 TRAINED_MARK = "trained.json"
@@ -104,16 +104,14 @@ class RunDir:
             with self._locked():
                 self._finish_swap()
 
-    @contextlib.contextmanager
-    def _locked(self) -> Iterator[None]:
-        try:
-            with filelock.FileLock(self.root / ".lock", timeout=0):
-                yield
-        except filelock.Timeout:
-            raise RunDirError(
+    def _locked(self) -> contextlib.AbstractContextManager[None]:
+        return only_one(
+            self.root / ".lock",
+            otherwise=RunDirError(
                 f"another process is writing a plan into {self.root} right now; "
                 "wait for it, or give each plan a folder of its own (node_data=…)"
-            ) from None
+            ),
+        )
 
     @property
     def _journal(self) -> Path:

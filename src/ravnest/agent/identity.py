@@ -7,13 +7,11 @@
 The private key is made here and never leaves. One agent at a time may use an identity.
 """
 
-import contextlib
 import datetime
-from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 
-import filelock
 import msgspec
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
@@ -28,6 +26,7 @@ from ravnest.client.http import HttpClient
 from ravnest.client.known import who_is, write_private
 from ravnest.client.trust import fetch_authority, fingerprint_of_pem
 from ravnest.errors import RunDirError, ServerError, TokenError
+from ravnest.locks import only_one
 
 RENEWED_BEFORE = datetime.timedelta(days=60)
 """How long before its end a certificate is replaced."""
@@ -176,22 +175,16 @@ def renew_if_due(identity: Identity, client: HttpClient, now: datetime.datetime)
     return True
 
 
-@contextlib.contextmanager
-def only_agent(home: Path) -> Iterator[None]:
+def only_agent(home: Path) -> AbstractContextManager[None]:
     """Nobody else works in this folder meanwhile, be it for another server."""
     home.mkdir(parents=True, exist_ok=True, mode=0o700)
-    lock = filelock.FileLock(home / "agent.lock")
-    try:
-        lock.acquire(timeout=0)
-    except filelock.Timeout:
-        raise RunDirError(
+    return only_one(
+        home / "agent.lock",
+        otherwise=RunDirError(
             f"another `ravnest join` is running with {home}; for a second provider on this "
             "machine give it a folder of its own: --home DIR"
-        ) from None
-    try:
-        yield
-    finally:
-        lock.release()
+        ),
+    )
 
 
 def _signing_request(key: ec.EllipticCurvePrivateKey, name: str) -> str:

@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-import filelock
 import psutil
 import uvicorn
 
@@ -20,6 +19,7 @@ from ravnest.api.limits import encode
 from ravnest.api.requests import NewToken, Role
 from ravnest.descriptors import allow_many_files
 from ravnest.errors import ServerError, TokenError
+from ravnest.locks import only_one
 from ravnest.server.authority import open_authority, server_certificate
 from ravnest.server.changes import Put
 from ravnest.server.folders import PRIVATE, Folders, write_whole
@@ -190,16 +190,14 @@ def _addresses(scheme: str, port: int, names: tuple[str, ...]) -> str:
     return "".join(f"{scheme}://{host}:{port}\n" for host in hosts)
 
 
-@contextlib.contextmanager
-def _alone_in(folders: Folders) -> Iterator[None]:
-    try:
-        with filelock.FileLock(folders.root / "server.lock", timeout=0):
-            yield
-    except filelock.Timeout:
-        raise ServerError(
+def _alone_in(folders: Folders) -> contextlib.AbstractContextManager[None]:
+    return only_one(
+        folders.root / "server.lock",
+        otherwise=ServerError(
             f"another server is running in {folders.root}; stop it first, or give this one a "
             "folder of its own (--data DIR)"
-        ) from None
+        ),
+    )
 
 
 @contextlib.contextmanager

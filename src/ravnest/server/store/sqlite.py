@@ -1,11 +1,11 @@
 """Records in one SQLite file. A second server on the same file is refused."""
 
+import contextlib
 import sqlite3
 from pathlib import Path
 
-import filelock
-
 from ravnest.errors import ServerError
+from ravnest.locks import only_one
 from ravnest.server.changes import Batch, Event, Point
 from ravnest.server.store.statements import MIGRATIONS, SCHEMA_VERSION, Statements
 
@@ -18,31 +18,29 @@ class SqliteDatabase:
     def __init__(self, path: Path, *, writes: bool = True) -> None:
         self._path = path
         self._statements = Statements("?")
-        self._lock = filelock.FileLock(f"{path}.lock", timeout=0) if writes else None
-        if self._lock is not None:
-            self._take(self._lock)
-        try:
-            self._connection = sqlite3.connect(
-                path, timeout=_BUSY_S, isolation_level=None, check_same_thread=False
-            )
+        with contextlib.ExitStack() as held:
             if writes:
-                self._prepare()
-        except BaseException as error:
-            if self._lock is not None:
-                self._lock.release()
-            if isinstance(error, sqlite3.Error):
+                held.enter_context(self._locked())
+            try:
+                self._connection = sqlite3.connect(
+                    path, timeout=_BUSY_S, isolation_level=None, check_same_thread=False
+                )
+                held.callback(self._connection.close)
+                if writes:
+                    self._prepare()
+            except sqlite3.Error as error:
                 raise ServerError(f"{path} cannot be used as a store: {error}") from error
-            raise
+            self._held = held.pop_all()
 
-    def _take(self, lock: filelock.BaseFileLock) -> None:
-        try:
-            self._path.parent.mkdir(parents=True, exist_ok=True)
-            lock.acquire()
-        except filelock.Timeout:
-            raise ServerError(
+    def _locked(self) -> contextlib.AbstractContextManager[None]:
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        return only_one(
+            self._path.with_name(f"{self._path.name}.lock"),
+            otherwise=ServerError(
                 f"another server is running on {self._path}; stop it first, or give this one a "
                 "folder of its own (--data DIR)"
-            ) from None
+            ),
+        )
 
     def _prepare(self) -> None:
         execute = self._connection.execute
@@ -92,6 +90,4 @@ class SqliteDatabase:
         return SqliteDatabase(self._path, writes=False)
 
     def close(self) -> None:
-        self._connection.close()
-        if self._lock is not None:
-            self._lock.release()
+        self._held.close()
