@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.progress import Progress
 from session.fake_office import PLAN, Office
 
-from ravnest.api.tokens import Token
+from ravnest.api.views import Me
 from ravnest.cli import main
 
 OWN = {"ravnest_job_job"}
@@ -193,8 +193,8 @@ def test_mistakes_of_a_job_are_one_line(submit, office, tmp_path):
     assert office.uploads == 0
 
 
-def test_a_token_that_cannot_submit_is_found_before_the_file_runs(submit):
-    token = str(Token.make("provider", b"\1" * 16))
-    shown = submit("--token", token, code=1)
+def test_a_token_that_cannot_submit_is_found_before_the_file_runs(submit, office):
+    office.me = Me(role="provider", name="ada")
+    shown = submit(code=1)
     assert "this is a provider token" in shown.err
     assert "loading" not in shown.out

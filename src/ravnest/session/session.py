@@ -7,10 +7,9 @@ from types import TracebackType
 from typing import Any, Literal
 
 from ravnest.api.requests import NewToken, Role, TokenMade, TokenShown
-from ravnest.api.tokens import Token
 from ravnest.api.views import EventView, JobView, Me, Overview, ProviderView
 from ravnest.client.http import HttpClient
-from ravnest.client.known import find_access, home, open_client
+from ravnest.client.known import find_access, home, open_client, who_is
 from ravnest.client.stream import follow
 from ravnest.errors import JobError, TokenError
 from ravnest.session.following import decoded
@@ -96,7 +95,7 @@ class Session:
 
     def whoami(self) -> Me:
         """Who the server takes this session's token for."""
-        return self.client.get("/whoami", Me)
+        return who_is(self.client)
 
     def job_views(self) -> list[JobView]:
         """Of all jobs, the last submitted one at the end."""
@@ -138,14 +137,13 @@ class Session:
 
     def check_may_submit(self) -> None:
         """Before a model is captured and packed for minutes: is this server there, and ours?"""
-        token = self._access.token
-        role = Token.parse(token).role if token else None
-        if role not in (None, "requester", "operator"):
+        me = self.whoami()
+        if not me.may_submit:
+            shown = "no token was given" if me.role == "onlooker" else f"this is a {me.role} token"
             raise TokenError(
-                f"this is a {role} token; submitting takes a requester token, which the operator "
-                f"of {self.url} makes with `ravnest token make requester`"
+                f"{shown}; submitting takes a requester token, which the operator of {self.url} "
+                "makes with `ravnest token make requester`"
             )
-        self.client.get_bytes("/jobs")
 
     def submit(
         self,
