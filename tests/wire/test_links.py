@@ -13,6 +13,7 @@ import torch
 from certificates import our_authority
 
 from ravnest.errors import PeerError
+from ravnest.wire import grpc_network, tcp_network
 from ravnest.wire.encoding import Parcel, encode
 from ravnest.wire.endpoint import Endpoint
 from ravnest.wire.framing import Ack, Limits, ack_chunk, chunks
@@ -484,6 +485,43 @@ def test_a_caller_that_says_nothing_does_not_stay(make):
         await asyncio.wait_for(reader.read(), 60)  # until it is closed
         writer.close()
         await party.endpoint.close(0.1)
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("kind", ["grpc", "grpc with TLS", "tcp"])
+def test_so_many_callers_are_let_in_and_no_more(kind, monkeypatch):
+    """Whoever comes in too late is sent away at once; the neighbours do not notice."""
+    for network in (grpc_network, tcp_network):
+        monkeypatch.setattr(network, "for_callers", lambda: 4)
+
+    async def caller(address):
+        """Comes in now; the task ends when it is sent away."""
+        host, port = address.split(":")
+        reader, writer = await asyncio.open_connection(host, int(port))
+
+        async def until_closed():
+            with contextlib.suppress(ConnectionResetError):
+                while await reader.read(1 << 16):
+                    pass
+            writer.close()
+
+        return asyncio.create_task(until_closed())
+
+    async def main():
+        world = World(kind)
+        a, b = await world.pair()
+        early = [await caller(b.address) for _ in range(3)]
+        late = [await caller(b.address) for _ in range(5)]
+        try:
+            await asyncio.wait_for(asyncio.gather(*late), 60)
+            assert not any(task.done() for task in early)
+            a.link.send(numbered(5))
+            assert (await b.next()).message.number == 5
+        finally:
+            for task in early:
+                task.cancel()
+            await world.end()
 
     asyncio.run(main())
 

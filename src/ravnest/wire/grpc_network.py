@@ -17,6 +17,7 @@ os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
 import grpc
 from grpc import aio
 
+from ravnest.descriptors import for_callers
 from ravnest.wire.framing import CHUNK_BYTES, Buffer
 from ravnest.wire.routes import Routes
 from ravnest.wire.security import TlsKeys
@@ -82,7 +83,8 @@ class GrpcNetwork:
             await handler(_ServerStream(context, self._tls))
 
         method = grpc.stream_stream_rpc_method_handler(serve)
-        server = aio.server(options=_SERVER_OPTIONS)
+        limit = ("grpc.max_allowed_incoming_connections", for_callers())
+        server = aio.server(options=(*_SERVER_OPTIONS, limit))
         server.add_generic_rpc_handlers(
             (grpc.method_handlers_generic_handler(_SERVICE, {_METHOD: method}),)
         )

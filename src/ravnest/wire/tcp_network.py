@@ -15,6 +15,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
 from typing import Any
 
+from ravnest.descriptors import for_callers
 from ravnest.wire.framing import CHUNK_BYTES, Buffer
 from ravnest.wire.routes import Routes
 from ravnest.wire.streams import (
@@ -67,12 +68,15 @@ class TcpNetwork:
         self._spawn(self._accept(server, handler))
 
     async def _accept(self, server: socket.socket, handler: StreamHandler) -> None:
-        loop = asyncio.get_running_loop()
+        loop, limit = asyncio.get_running_loop(), for_callers()
         while True:
             try:
                 connection, _ = await loop.sock_accept(server)
             except OSError:  # too many open files, or a caller that is gone already
                 await asyncio.sleep(0.1)
+                continue
+            if len(self._streams) >= limit:
+                connection.close()
                 continue
             try:
                 stream = self._stream(connection)
