@@ -63,6 +63,14 @@ def test_the_command_line_wins(folder):
     assert request.optimizer_params == {"lr": 0.5, "momentum": 0.5}
 
 
+def test_settings_may_stand_together_or_among_the_others():
+    request = JobRequest.of({"model": 1, "data": 2, "settings": {"epochs": 3, "seed": 5}})
+    changed = JobRequest.of(request, settings={"epochs": 4}, batch_size=8).training()
+    assert (changed.epochs, changed.seed, changed.batch_size) == (4, 5, 8)
+    with pytest.raises(JobError, match="no argument 'epoch'; did you mean epochs"):
+        JobRequest.of(request, settings={"epoch": 4})
+
+
 @pytest.mark.parametrize(
     "text",
     [

@@ -57,11 +57,9 @@ class JobRequest:
         """From names and values; `overrides` win. Names that nobody knows are refused."""
         if isinstance(given, JobRequest):
             given = {one.name: getattr(given, one.name) for one in dataclasses.fields(cls)}
-        known = {one.name for one in dataclasses.fields(cls)}
-        values, settings = {}, dict(given.get("settings") or {})
-        for key, value in {**given, **overrides}.items():
-            if key == "settings":
-                continue
+        known = {one.name for one in dataclasses.fields(cls)} - {"settings"}
+        values, settings = {}, {}
+        for key, value in {**_flat(given), **_flat(overrides)}.items():
             if key in known:
                 values[key] = value
             elif key in SETTINGS:
@@ -71,9 +69,6 @@ class JobRequest:
         for needed in ("model", "data"):
             if values.get(needed) is None:
                 raise JobError(f"a job needs {needed}=…")
-        for key in settings:
-            if key not in SETTINGS:
-                raise JobError(_unknown(str(key), set(SETTINGS)))
         return cls(**values, settings=settings)
 
     def training(self) -> TrainingSpec:
@@ -81,6 +76,12 @@ class JobRequest:
 
     def planning(self) -> PlanningSpec:
         return _spec(PlanningSpec, self.settings)
+
+
+def _flat(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings among the other arguments, where people write them."""
+    rest = {key: value for key, value in given.items() if key != "settings"}
+    return {**(given.get("settings") or {}), **rest}
 
 
 def _names(spec: type[msgspec.Struct]) -> dict[str, str]:
@@ -151,7 +152,6 @@ def _literals(hint: Any) -> Iterator[Any]:
 
 
 def _unknown(name: str, known: set[str]) -> str:
-    known = known - {"settings"}  # where the others are kept; nobody needs to write it
     close = difflib.get_close_matches(name, sorted(known), n=1, cutoff=0.5)
     meant = f"; did you mean {close[0]}=…?" if close else f"; there are {', '.join(sorted(known))}"
     return f"a job has no argument {name!r}{meant}"
