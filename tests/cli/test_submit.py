@@ -150,6 +150,20 @@ def test_interrupted_it_says_how_to_come_back(submit, monkeypatch):
     assert "ravnest job follow j0" in submit("--yes", code=130).err
 
 
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [(["--yes"], "goes on without you: ravnest job follow j0"), ([], "ravnest job start j0")],
+)
+def test_interrupted_before_there_is_a_plan_it_says_what_becomes_of_the_job(
+    submit, monkeypatch, options, told
+):
+    def interrupted(job, *_, **__):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("ravnest.session.job.Job.plan", interrupted)
+    assert told in submit(*options, code=130).err
+
+
 @pytest.mark.parametrize("at", ["start", "stop"])
 def test_an_interrupt_leaves_the_cursor_visible(submit, monkeypatch, at):
     """However early or late it comes."""
@@ -190,6 +204,9 @@ def test_mistakes_of_a_job_are_one_line(submit, office, tmp_path):
     (tmp_path / "job.py").write_text(PROGRAM.replace('"sgd"', '"sdg"'))
     assert "did you mean 'sgd'" in submit("--yes", code=1).err
     assert "KEY=VALUE" in submit("--set", "fast", code=2).err
+    whole = submit("--set", "optimizer_params=3", "--lr", "0.1", code=2).err
+    assert "'optimizer_params.lr=0.1' sets a part of optimizer_params" in whole
+    assert "not a number that ends" in submit("--lr", "nan", code=2).err
     assert office.uploads == 0
 
 

@@ -98,12 +98,16 @@ def follow_to_the_end(job: "Job") -> int:
     try:
         ended = job.follow()
     except KeyboardInterrupt:
-        click.echo(f"\njob {job.id} goes on without you: ravnest job follow {job.id}", err=True)
+        click.echo(f"\n{goes_on(job)}", err=True)
         raise
     if ended.state == "failed":
         click.echo(f"error: job {job.id} ({job.name}) failed: {ended.reason}", err=True)
         return EXIT_FAILED
     return 0
+
+
+def goes_on(job: "Job") -> str:
+    return f"job {job.id} goes on without you: ravnest job follow {job.id}"
 
 
 @command.command("fetch")

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ravnest.cli.asking import confirm
-from ravnest.cli.job import fetch_result, follow_to_the_end
+from ravnest.cli.job import fetch_result, follow_to_the_end, goes_on
 from ravnest.cli.messages import Messages
+from ravnest.cli.numbers import NumberRange
 from ravnest.cli.serverside import server_options, session_of
 from ravnest.errors import RavnestError
 
@@ -27,7 +28,9 @@ logger = logging.getLogger("ravnest.cli")
 @click.option("--name", metavar="NAME", show_default="the file's", help="What to call the job.")
 @click.option("--epochs", type=click.IntRange(min=1), metavar="N", help="Times through the data.")
 @click.option("--batch-size", type=click.IntRange(min=1), metavar="N", help="Rows per step.")
-@click.option("--lr", type=float, metavar="RATE", help="Learning rate of the optimizer.")
+@click.option(
+    "--lr", type=NumberRange(min=0), metavar="RATE", help="Learning rate of the optimizer."
+)
 @click.option(
     "--set",
     "settings",
@@ -73,11 +76,9 @@ def command(
 
     Shows the plan and asks before it starts. Ctrl-C ends the watching, not the job.
     """
-    overrides = _overrides(settings)
+    overrides = _overrides(settings if lr is None else [*settings, f"optimizer_params.lr={lr}"])
     said = {"name": name, "epochs": epochs, "batch_size": batch_size}
     overrides |= {key: value for key, value in said.items() if value is not None}
-    if lr is not None:
-        overrides.setdefault("optimizer_params", {})["lr"] = lr
     overrides["start"] = "at once" if yes else "asked"
     if not quiet:
         ctx.ensure_object(Messages).show_steps()
@@ -156,21 +157,22 @@ def _agree(job: "Job", yes: bool) -> None:
     later = f"it stays on the server: ravnest job start {job.id}, or ravnest job delete {job.id}"
     try:
         click.echo(job.plan(None, waiting=lambda words: click.echo(words, err=True)))
-        if not yes:
-            try:
-                agreed = confirm("Start training?", default=True)
-            except click.Abort as abort:
-                click.echo(f"\nnobody has answered (--yes needs no answer); {later}", err=True)
-                if isinstance(abort.__cause__, EOFError):
-                    raise click.exceptions.Exit(1) from None
-                raise
-            if not agreed:
-                click.echo(later, err=True)
-                raise click.exceptions.Exit(0)
-            job.start()
     except KeyboardInterrupt:
-        click.echo(f"\n{later}", err=True)
+        click.echo(f"\n{goes_on(job) if yes else later}", err=True)
         raise
+    if yes:
+        return
+    try:
+        agreed = confirm("Start training?", default=True)
+    except click.Abort as abort:
+        click.echo(f"\nnobody has answered (--yes needs no answer); {later}", err=True)
+        if isinstance(abort.__cause__, EOFError):
+            raise click.exceptions.Exit(1) from None
+        raise
+    if not agreed:
+        click.echo(later, err=True)
+        raise click.exceptions.Exit(0)
+    job.start()
 
 
 def _print_scores(job: "Job") -> None:
@@ -192,6 +194,11 @@ def _overrides(settings: Iterable[str]) -> dict[str, Any]:
         *outer, last = key.strip().replace("-", "_").split(".")
         for step in outer:
             place = place.setdefault(step, {})
+            if not isinstance(place, dict):
+                raise click.BadParameter(
+                    f"{text!r} sets a part of {step}, which another one has set as a whole",
+                    param_hint="--set",
+                )
         place[last] = _value(value.strip())
     return found
 
