@@ -348,6 +348,58 @@ def test_a_cluster_that_does_not_end_together_is_given_up():
     assert "p2 has not ended" in job.cause
 
 
+@pytest.mark.parametrize("stopped", [True, False], ids=["stopped", "done"])
+def test_results_that_take_long_to_be_brought_back_are_waited_for(stopped):
+    sim = pool_of(2)
+    job = training(sim)
+    if stopped:
+        sim.steer(job.id, "stop")
+        sim.agents[2].inbox.clear()
+    sim.go_on(1, "done")
+    slow = sim.agents[2]
+    slow.state = "returning"
+    slow.beat()
+    sim.talk()
+    sim.wait(10 * SETTINGS.stop_s)
+    sim.cut(2)
+    sim.wait(1)
+    sim.connect(2)
+    sim.talk()
+    sim.wait(10 * SETTINGS.stop_s)
+    assert not sim.world.runs[job.id].lost
+    slow.finish(WorkEnd(outcome="done", epochs_done=2, saved=True))
+    sim.talk()
+    assert job.state == "fusing"
+
+
+def test_results_are_not_waited_for_without_end():
+    sim = pool_of(2)
+    job = training(sim)
+    sim.go_on(1, "done")
+    sim.agents[2].state = "returning"
+    sim.agents[2].beat()
+    sim.talk()
+    sim.wait(SETTINGS.bring_back_s + 1)
+    assert "p2 has not ended" in job.cause
+
+
+@pytest.mark.parametrize("stopped", [True, False], ids=["stopped", "done"])
+def test_what_was_trained_is_taken_however_long_the_server_was_away(stopped):
+    sim = pool_of(2)
+    job = training(sim).id
+    if stopped:
+        sim.steer(job, "stop")
+    sim.go_on(1, "done")
+    sim.hear_one(1)
+    sim.go_on(2, "done")
+    sim.now += 10 * SETTINGS.stop_s
+    sim.restart()
+    for id in sim.agents:
+        sim.connect(id)
+    sim.talk()
+    assert sim.world.jobs[job].state == "fusing"
+
+
 def test_a_paused_run_is_paused_again_for_who_missed_it():
     sim = pool_of(2)
     job = training(sim)

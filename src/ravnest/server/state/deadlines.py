@@ -65,4 +65,5 @@ def _limit(
     since = ended.get(part.cluster) if run.stopped_at is None else run.stopped_at
     if since is None:
         return None
-    return since + world.settings.stop_s, "has not ended with the others"
+    due = max(since, world.started_at) + world.settings.stop_s
+    return max(due, world.returns_by(part)), "has not ended with the others"

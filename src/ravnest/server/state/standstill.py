@@ -14,7 +14,6 @@ from ravnest.server.state.records import Part, Run
 from ravnest.server.state.words import counted
 from ravnest.server.state.world import Pulse, World
 
-_RETURNING_S = 24 * 3600.0
 _TRAFFIC_BYTES = 1 << 20
 """A large model is averaged for long over a slow line; less than this may be greetings."""
 
@@ -50,7 +49,7 @@ def judge(world: World, run: Run, now: float) -> None:
     if now < due:
         world.order(Wake(at=due))
         return
-    returning = [part for part in parts if _brings_back(world, part, now)]
+    returning = [part for part in parts if now < world.returns_by(part)]
     if returning:
         reason = f"results are being brought back by {_names(world, returning)}"
         world.move(world.jobs[run.job], "running", reason)
@@ -71,14 +70,6 @@ def _advanced_at(world: World, part: Part, now: float) -> float:
     # Ahead of the clock is only what was noted before it was put back.
     pulse.advanced_at = min(pulse.advanced_at, now)
     return pulse.advanced_at
-
-
-def _brings_back(world: World, part: Part, now: float) -> bool:
-    """Its worker has ended; there is an upload to wait for. It may be a large one on a slow line,
-    or the server's disk is full."""
-    presence = world.heard_of(part.provider)
-    is_returning = presence.connected and presence.state == "returning"
-    return is_returning and now - presence.since < _RETURNING_S
 
 
 def _give_up(world: World, parts: list[Part], now: float) -> None:

@@ -4,6 +4,7 @@ Functions of the other modules change it; each change is noted in `out`, the eff
 that is being handled.
 """
 
+import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
@@ -50,6 +51,9 @@ class Settings:
     each time, up to an hour."""
     stop_s: float = 900.0
     """How long the providers of a run may take to end after it was stopped, or one was done."""
+    bring_back_s: float = 86400.0
+    """How long one of them may take from there to bring back what it has saved. It may be much, on
+    a slow line, or the server's disk is full."""
 
 
 @dataclass
@@ -127,6 +131,8 @@ class World:
     retry_at: dict[str, float] = field(default_factory=dict)
     """Job id → when what has crashed for it is tried again."""
     event_number: int = 0
+    started_at: float = 0.0
+    """Whatever was due before, nobody could have done while the server was not there."""
     out: Effects = field(default_factory=Effects)
 
     def next_provider(self) -> int:
@@ -137,6 +143,14 @@ class World:
 
     def open_parts(self, job: str) -> Iterator[Part]:
         return (part for part in self.of_run.get(job, ()) if part.is_open)
+
+    def returns_by(self, part: Part) -> float:
+        """Until when results are waited for that are being brought back; -inf if none are."""
+        presence = self.heard_of(part.provider)
+        if presence.state != "returning" or presence.assignment != part.id:
+            return -math.inf
+        settings = self.settings
+        return presence.since + (settings.bring_back_s if presence.connected else settings.away_s)
 
     def measured_mbps(self, one: int, other: int) -> float:
         """Directly between two providers, as either has measured it; 0 if nobody has."""
@@ -218,7 +232,7 @@ class World:
         now: float,
     ) -> "World":
         """From the bodies of all records by kind. Nobody is connected yet."""
-        world = cls(settings=settings, event_number=event_number)
+        world = cls(settings=settings, event_number=event_number, started_at=now)
         for body in records.get("provider", ()):
             provider = msgspec.json.decode(body, type=Provider)
             world.providers[provider.id] = provider
