@@ -234,6 +234,21 @@ WRONG = {
         r"'y' holds float32; class numbers must be whole: give y\.long\(\)",
     ),
     "a class too many": ({"data": images(classes=12)}, "has the class 1[01], .* for 10 of them"),
+    "a class too many to validate with": (
+        {"data": images(), "validation": images(classes=12)},
+        "validation: the field 'y' has the class 1[01], .* for 10 of them",
+    ),
+    "a class too many behind shares of classes": (
+        {
+            "data": {"x": images()[0], "shares": torch.rand(ROWS, 10), "y": images(classes=12)[1]},
+            "inputs": "x",
+            "loss": [
+                {"name": "cross_entropy", "target": "shares"},
+                {"name": "cross_entropy", "target": "y"},
+            ],
+        },
+        "'y' has the class 1[01], .* for 10 of them",
+    ),
     "the model fails": (
         {"data": (torch.rand(ROWS, 1, 5, 5), images()[1])},
         r"does not suit the model: .*\[8, 1, 5, 5\]|shape",

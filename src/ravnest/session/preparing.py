@@ -78,7 +78,8 @@ def prepare(request: JobRequest, folder: Path) -> Prepared:
             metrics=tuple(named(one) for one in request.metrics or ()),
         )
         logger.info("trying a few rows …")
-        try_recipe(model_folder, folder, train.spec, recipe, training)
+        judged_by = None if validation is None else validation.spec
+        try_recipe(model_folder, folder, train.spec, recipe, training, validation=judged_by)
     else:
         script, path = _script(request)
         files.append((script.file, path))

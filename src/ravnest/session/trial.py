@@ -9,10 +9,9 @@ import math
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 
-from ravnest.api.jobs import DataSpec, Recipe, TrainingSpec
+from ravnest.api.jobs import DataSpec, InputSpec, Recipe, TrainingSpec
 from ravnest.api.work import DataPart, RowRange
 from ravnest.data.batches import Batches, Reading
 from ravnest.data.reading import PartReader
@@ -23,6 +22,7 @@ from ravnest.recipes.criterion import build_criterion, target_name
 from ravnest.recipes.losses import LOSSES, named_loss
 from ravnest.recipes.metrics import build_metrics
 from ravnest.recipes.outputs import class_axis, output_at
+from ravnest.recipes.parameters import Values
 from ravnest.stage.graph import StageGraph
 from ravnest.stage.local import LocalPipeline
 from ravnest.stage.package import load_package
@@ -36,9 +36,15 @@ _ALL_TARGETS_BYTES = 256 << 20
 
 
 def try_recipe(
-    model: Path, folder: Path, data: DataSpec, recipe: Recipe, training: TrainingSpec
+    model: Path,
+    folder: Path,
+    data: DataSpec,
+    recipe: Recipe,
+    training: TrainingSpec,
+    *,
+    validation: DataSpec | None = None,
 ) -> None:
-    """`JobError` that says what does not fit. `folder` is where the files of `data` are."""
+    """`JobError` that says what does not fit. `folder` is where the files of the data are."""
     check_recipe(recipe, data)
     package = load_package(model)
     graph = package.graph
@@ -46,7 +52,10 @@ def try_recipe(
     model_inputs(recipe, data, names)
     _check_rows(graph, data, training)
     rows = graph.static_batch or min(ROWS, training.batch_size, data.rows)
-    part = PartReader(DataPart(data=data, range=RowRange(first=0, rows=data.rows)), folder)
+    part = _whole(data, folder)
+    parts = (
+        {"": part} if validation is None else {"": part, "validation: ": _whole(validation, folder)}
+    )
     arguments = dict(zip(arguments_of(recipe, names), recipe.inputs, strict=True))
     targets = {target_name(n): loss.target for n, loss in enumerate(recipe.losses)}
     how = Reading(batch_size=rows, seed=training.seed, shuffle=False)
@@ -57,7 +66,8 @@ def try_recipe(
     kwargs = {name: batch[name] for name in arguments}
 
     def judged(outputs: Any) -> torch.Tensor:
-        _check_classes(recipe, data, part, outputs)
+        for where, each in parts.items():
+            _check_classes(recipe, each, outputs, where)
         found: torch.Tensor = criterion(outputs, batch)
         return found
 
@@ -78,6 +88,10 @@ def try_recipe(
             "that are none, or far too large ones?"
         )
     logger.info("tried %s: the loss is %s", quantity(rows, "row"), plain(float(loss), 4))
+
+
+def _whole(data: DataSpec, folder: Path) -> PartReader:
+    return PartReader(DataPart(data=data, range=RowRange(first=0, rows=data.rows)), folder)
 
 
 def _tried(what: str, function: Any, *args: Any) -> None:
@@ -116,35 +130,35 @@ def _check_rows(graph: StageGraph, data: DataSpec, training: TrainingSpec) -> No
         )
 
 
-def _check_classes(recipe: Recipe, data: DataSpec, part: PartReader, outputs: Any) -> None:
+def _check_classes(recipe: Recipe, part: PartReader, outputs: Any, where: str) -> None:
     """The number of a class that the model does not have would end a run, however late it comes."""
-    sizes = {one.name: math.prod(one.shape) * 8 for one in data.fields}
-    for number, spec in enumerate(recipe.losses):
+    for spec in recipe.losses:
         values = LOSSES.values(named_loss(spec))
-        if "class_axis" not in values or "ignore_index" not in values:
-            continue
-        if data.rows * sizes[spec.target.field] > _ALL_TARGETS_BYTES:
-            continue
-        scores = output_at(outputs, spec.output)
-        key = target_name(number)
-        how = Reading(batch_size=4096, shuffle=False)
-        for batch in Batches(part, {key: spec.target}, how):
-            target = batch[key]
-            if target.is_floating_point():
-                if target.ndim == scores.ndim - 1:
-                    dtype = str(target.dtype).removeprefix("torch.")
-                    field = spec.target.field
-                    raise JobError(
-                        f"the field {field!r} holds {dtype}; class numbers must be whole: give "
-                        f"{field}.long()"
-                    )
-                return
-            shape = (scores.shape[0], *target.shape[1:])
-            classes = scores.shape[class_axis(scores, shape, values["class_axis"])]
-            wrong = ((target < 0) | (target >= classes)) & (target != values["ignore_index"])
-            if bool(wrong.any()):
-                found = int(np.asarray(target[wrong].reshape(-1)[0]))
+        size = part.rows * math.prod(part.fields[spec.target.field].shape) * 8
+        if "class_axis" in values and "ignore_index" in values and size <= _ALL_TARGETS_BYTES:
+            scores = output_at(outputs, spec.output)
+            try:
+                _check_targets(spec.target, part, scores, values)
+            except JobError as error:
+                raise JobError(f"{where}{error}") from None
+
+
+def _check_targets(spec: InputSpec, part: PartReader, scores: Any, values: Values) -> None:
+    for batch in Batches(part, {"target": spec}, Reading(batch_size=4096, shuffle=False)):
+        target = batch["target"]
+        if target.is_floating_point():
+            if target.ndim == scores.ndim - 1:
+                dtype = str(target.dtype).removeprefix("torch.")
                 raise JobError(
-                    f"the field {spec.target.field!r} has the class {found}, and the model gives "
-                    f"scores for {classes} of them, 0 to {classes - 1}"
+                    f"the field {spec.field!r} holds {dtype}; class numbers must be whole: give "
+                    f"{spec.field}.long()"
                 )
+            return  # shares of every class
+        shape = (scores.shape[0], *target.shape[1:])
+        classes = scores.shape[class_axis(scores, shape, values["class_axis"])]
+        wrong = ((target < 0) | (target >= classes)) & (target != values["ignore_index"])
+        if bool(wrong.any()):
+            raise JobError(
+                f"the field {spec.field!r} has the class {int(target[wrong][0])}, and the model "
+                f"gives scores for {classes} of them, 0 to {classes - 1}"
+            )
