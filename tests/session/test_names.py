@@ -2,6 +2,7 @@
 
 import functools
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -57,6 +58,10 @@ def test_a_loss_of_torch_and_what_it_is_called_give_the_same_number(loss):
         ({"name": "huber", "delta": 2}, Named(name="huber", params={"delta": 2})),
         (functools.partial(F.huber_loss, delta=2), Named(name="huber", params={"delta": 2})),
         (Named(name="l1"), Named(name="l1")),
+        (
+            ("cross_entropy", {"weight": np.array([1.0, 2.0]), "ignore_index": np.int64(1)}),
+            Named(name="cross_entropy", params={"weight": [1.0, 2.0], "ignore_index": 1}),
+        ),
     ],
 )
 def test_all_ways_to_say_a_loss(given, expected):

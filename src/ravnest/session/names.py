@@ -224,14 +224,12 @@ def _plain(params: Mapping[str, Any]) -> dict[str, Any]:
 
 def _plain_value(key: str, value: Any) -> Any:
     """As JSON has it."""
-    if isinstance(value, torch.Tensor):
-        if value.dim() > 1:
+    if hasattr(value, "tolist"):  # tensors; arrays and numbers of numpy
+        if value.ndim > 1:
             raise JobError(f"{key} has shape {list(value.shape)}; a number or a list is possible")
         return value.tolist()
     if isinstance(value, list | tuple):
         return [_plain_value(key, item) for item in value]
-    if hasattr(value, "item"):  # numbers of numpy
-        return value.item()
     return value
 
 
