@@ -35,6 +35,10 @@ def rates(make, steps=STEPS):
         (named("exponential", gamma=0.9), lambda o: of_torch.ExponentialLR(o, 0.9)),
         (named("cosine"), lambda o: of_torch.CosineAnnealingLR(o, STEPS)),
         (
+            named("cosine_restarts", period=3),
+            lambda o: of_torch.CosineAnnealingWarmRestarts(o, 3),
+        ),
+        (
             named("cosine_restarts", period=3, growth=2),
             lambda o: of_torch.CosineAnnealingWarmRestarts(o, 3, 2),
         ),
@@ -81,6 +85,13 @@ def test_after_its_end_a_schedule_stays_where_it_is(name):
     params = {"warmup": 2} if name.startswith("warmup") else {}
     factor = factors(named(name, **params), STEPS)
     assert factor(STEPS) == factor(STEPS + 50) == pytest.approx(0.0)
+
+
+def test_a_cycle_may_begin_at_its_top():
+    cycle = factors(named("one_cycle", rise=0.1), 10)
+    rates = [cycle(step) for step in range(10)]
+    assert rates[0] == 1.0
+    assert rates == sorted(rates, reverse=True)
 
 
 def test_a_schedule_over_nothing_is_refused():

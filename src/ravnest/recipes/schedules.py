@@ -49,6 +49,8 @@ def _cosine(values: Values, steps: int) -> Factor:
 def _restarting(values: Values, steps: int) -> Factor:
     def factor(step: int) -> float:
         period = values["period"]
+        if values["growth"] == 1:
+            step %= period  # of a million updates, nobody wants to count the waves
         while step >= period:
             step -= period
             period *= values["growth"]
@@ -74,7 +76,7 @@ def _one_cycle(values: Values, steps: int) -> Factor:
     end = start / values["end_divisor"]
 
     def factor(step: int) -> float:
-        if step <= top:
+        if step < top:
             return _between(start, 1.0, step / top)
         rest = max(length - 1.0 - top, 1e-9)
         return _between(1.0, end, min((step - top) / rest, 1.0))
