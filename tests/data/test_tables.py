@@ -49,6 +49,7 @@ def test_it_is_a_dataset_like_any_other(tmp_path):
         ("a,y\n1,2\n3,many\n", None, "row 3: the column y has 'many', which is no number"),
         ("1,2\n3,\n", None, "row 2: the column number 2 has '', which is no number"),
         ("a,y\n1,2\n3,4,5\n", None, "row 3: 3 columns, the first row has 2"),
+        ("a,y\n1,0.5,2\n2,4,4\n", None, "row 2: 3 columns, the first row has 2"),
     ],
 )
 def test_what_is_no_table_of_numbers_is_refused_with_the_place(tmp_path, text, target, complaint):

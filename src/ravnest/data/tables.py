@@ -71,14 +71,15 @@ def _lines(path: Path) -> list[list[str]]:
 def _numbers(
     path: Path, rows: list[list[str]], names: Sequence[str] | None, first: int
 ) -> np.ndarray[Any, Any]:
-    try:
-        return np.array(rows, dtype=np.float64)
-    except ValueError:
-        pass  # find out where
     width = len(names or rows[0])
     for number, row in enumerate(rows, first):
         if len(row) != width:
             raise JobError(f"{path}, row {number}: {len(row)} columns, the first row has {width}")
+    try:
+        return np.array(rows, dtype=np.float64)
+    except ValueError:
+        pass  # find out where
+    for number, row in enumerate(rows, first):
         for place, cell in enumerate(row):
             if _number(cell) is None:
                 column = names[place] if names else f"number {place + 1}"
