@@ -173,10 +173,19 @@ def test_a_pickled_array_is_not_unpickled(tmp_path):
             write_data(tmp_path / name, tmp_path / "out")
 
 
-def test_a_damaged_file_is_named(tmp_path):
-    (tmp_path / "x.safetensors").write_bytes(b"\xff" * 40)
-    with pytest.raises(JobError, match=r"x\.safetensors cannot be read as safetensors"):
-        as_source(tmp_path / "x.safetensors")
+@pytest.mark.parametrize("name", ["x.safetensors", "x.npy", "x.npz"])
+@pytest.mark.parametrize("content", [b"\xff" * 40, b"PK\x03\x04 and then nothing of it"])
+def test_a_damaged_file_is_named(tmp_path, name, content):
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(JobError, match=f"{name} cannot be read as"):
+        as_source(tmp_path / name)
+
+
+def test_an_array_under_the_name_of_several_is_refused(tmp_path):
+    np.save(tmp_path / "x.npy", X.numpy())
+    (tmp_path / "x.npy").rename(tmp_path / "x.npz")
+    with pytest.raises(JobError, match=r"x\.npz .* single array: call it \.npy"):
+        as_source(tmp_path / "x.npz")
 
 
 # ---- images ----

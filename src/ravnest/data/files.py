@@ -1,5 +1,7 @@
 """Sources that are files: arrays, safetensors, tables; and finding out what one was given."""
 
+import zipfile
+import zlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,10 +14,12 @@ from torch.utils.data import Dataset, TensorDataset
 from ravnest.api.jobs import FieldSpec
 from ravnest.data import tables
 from ravnest.data.places import check_there, held_by
-from ravnest.data.sources import Arrays, Columns, Items, Source, default_names, gathered
+from ravnest.data.sources import Arrays, Columns, Items, Source, default_names
 from ravnest.errors import JobError
 from ravnest.recipes.randomness import Rows
 
+_UNREADABLE = (OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error)
+"""What numpy makes of files that are damaged, or something else."""
 _SUFFIXES = (".npy", ".npz", ".safetensors", *tables.SUFFIXES)
 
 
@@ -82,29 +86,12 @@ class Joined:
         return found
 
 
-class _Mapped:
-    """A safetensors file, each tensor of which is a column."""
-
-    def __init__(self, columns: Mapping[str, torch.Tensor]) -> None:
-        self._arrays = Arrays(columns)
-        self.fields = tuple(sorted(self._arrays.fields, key=lambda column: column.name))
-
-    def __len__(self) -> int:
-        return len(self._arrays)
-
-    def read(self, rows: Rows) -> Columns:
-        places = np.argsort(rows, kind="stable")
-        back = torch.from_numpy(np.argsort(places, kind="stable"))
-        found = self._arrays.read(rows[places])
-        return {name: gathered(column, back.numpy()) for name, column in found.items()}
-
-
 def _safetensors(path: Path) -> Source:
     check_there(path)
     try:
         with safe_open(path, framework="pt") as file:
             # The tensors stay in the file until they are read.
-            return _Mapped({name: file.get_tensor(name) for name in file.keys()})  # noqa: SIM118
+            return Arrays({name: file.get_tensor(name) for name in sorted(file.keys())})
     except (SafetensorError, OSError) as error:
         raise JobError(f"{path} cannot be read as safetensors: {error}") from error
 
@@ -133,7 +120,7 @@ def _column(value: Any) -> Any:
     check_there(Path(value))
     try:
         found = np.load(value, mmap_mode="r", allow_pickle=False)
-    except (OSError, ValueError, EOFError) as error:
+    except _UNREADABLE as error:
         raise JobError(f"{value} cannot be read as .npy: {error}") from error
     if not isinstance(found, np.ndarray):
         raise JobError(f"{value} holds several arrays: give it as the whole dataset")
@@ -143,9 +130,12 @@ def _column(value: Any) -> Any:
 def _npz(path: Path) -> dict[str, Any]:
     """Compressed, and therefore read into memory."""
     try:
-        with np.load(path, allow_pickle=False) as file:
+        found = np.load(path, allow_pickle=False)
+        if isinstance(found, np.ndarray):
+            raise ValueError("it is a single array: call it .npy")
+        with found as file:
             return {name: file[name] for name in file.files}
-    except (OSError, ValueError, EOFError) as error:
+    except _UNREADABLE as error:
         raise JobError(f"{path} cannot be read as .npz: {error}") from error
 
 

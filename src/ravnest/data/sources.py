@@ -164,9 +164,10 @@ def dtype_of(name: str, value: torch.Tensor | np.ndarray[Any, Any]) -> str:
 
 def gathered(array: Any, rows: Rows) -> torch.Tensor:
     """These rows of an array. A file is read from front to back, whatever the order."""
-    if isinstance(array, torch.Tensor):
-        return array[torch.from_numpy(rows)]
     places = np.argsort(rows, kind="stable")
+    if isinstance(array, torch.Tensor):
+        back = torch.from_numpy(np.argsort(places, kind="stable"))
+        return array[torch.from_numpy(rows[places])][back]
     found = np.empty((len(rows), *array.shape[1:]), dtype=array.dtype)
     found[places] = array[rows[places]]
     return torch.from_numpy(found)
