@@ -42,8 +42,10 @@ from ravnest.api.control import (
     Steer,
     Welcome,
 )
+from ravnest.api.limits import encode
 from ravnest.api.machine import Caps
-from ravnest.api.work import Point, Span
+from ravnest.api.work import Point, RoundReport, Span
+from ravnest.server.service.control import MESSAGE_BYTES
 
 WELCOME = Welcome(provider=7, name="laptop", now=1.0, heartbeat_s=5.0, report_s=1.0)
 
@@ -283,7 +285,22 @@ def test_reports_made_while_the_server_is_away_are_told_later_as_few():
     steps = [point.step for each in told for point in each.points]
     assert steps == list(range(4500))
     assert all(each.spans == () for each in told)
+    assert sum(each.spans_dropped for each in told) == 4500
     assert not any(isinstance(each, Reported) for each in said(reconnect(control)))
+
+
+def test_no_report_that_is_kept_is_larger_than_the_server_takes():
+    control = at("training")
+    control.closed()
+    point = Point(series="\U0001d41a" * 80, step=1, epoch=0.0, at=1.0, value=0.5)
+    ended = RoundReport(ring=1, number=1, began=1.0, ended=2.0, members=2, outcome="\0" * 40)
+    large = {"notes": ("\0" * 4000,) * 13, "points": (point,) * 500, "rounds": (ended,) * 250}
+    for _ in range(4):
+        control.reported("a1", report(**large))
+    control.opened()
+    told = [each for each in said(control.heard(WELCOME)) if isinstance(each, Reported)]
+    assert sum(len(each.report.points) for each in told) == 2000
+    assert max(len(encode(each)) for each in told) < MESSAGE_BYTES
 
 
 def test_a_worker_goes_on_while_the_server_is_away_and_ends():

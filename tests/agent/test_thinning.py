@@ -2,11 +2,12 @@
 
 import asyncio
 
+import msgspec
 from made import report
 
-from ravnest.agent import thinning
+from ravnest.agent import reports
 from ravnest.agent.thinning import Thinning
-from ravnest.api.work import Point
+from ravnest.api.work import Point, WorkReport
 
 
 def points(first, count):
@@ -40,7 +41,7 @@ def test_of_many_reports_at_once_the_last_figures_and_all_points_are_passed_on()
 def test_what_is_too_much_for_one_report_is_left_out_the_oldest_first(monkeypatch):
     _, found = passed_on(*(report(n, points=points(1500 * n, 1500)) for n in range(4)))
     assert [point.step for point in found[1].points] == [*range(4500, 6000)]
-    monkeypatch.setattr(thinning, "MOST_LINE_BYTES", 3000)
+    monkeypatch.setattr(reports, "MOST_LINE_BYTES", 3000)
     _, found = passed_on(*(report(n, notes=("x" * 2000,)) for n in range(4)))
     assert [each.notes for each in found] == [("x" * 2000,)] * 2
 
@@ -55,3 +56,10 @@ def test_what_was_held_goes_on_when_it_is_time():
             return [(await heard.get()).epoch for _ in range(2)]
 
     assert asyncio.run(inside()) == [0, 2]
+
+
+def test_what_a_worker_says_of_itself_does_not_make_a_report_that_nobody_understands():
+    """The server closed the connection to a provider whose script said the largest of numbers."""
+    largest = report(spans_dropped=1 << 40)
+    _, found = passed_on(largest, largest, largest)
+    msgspec.json.decode(msgspec.json.encode(found[1]), type=WorkReport)

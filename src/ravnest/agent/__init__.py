@@ -13,7 +13,7 @@
     channel.py     the connection to the server that control.py speaks through
     errand.py      an assignment on this machine: folders.py, fetching.py, worker.py, sandbox.py
     keeping.py     its files, for the next run of the same job; results.py: what its worker saved
-    thinning.py    what its worker reports, not too often
+    thinning.py    what its worker reports, not too often; reports.py: many as one (pure)
     tunnel.py      neighbours that can be reached through the server only; pacing.py: not too fast
     agent.py       carries out what control.py decides; tasks.py: while it goes on
 

@@ -6,8 +6,6 @@ assigned() ► preparing ► prepared() ► ready ► begun() ► training ► w
 
 from dataclasses import dataclass
 
-import msgspec
-
 from ravnest.agent.instructions import (
     BringBack,
     CancelPreparing,
@@ -20,14 +18,13 @@ from ravnest.agent.instructions import (
     SteerWorker,
     Tell,
 )
+from ravnest.agent.reports import joined, without_spans
 from ravnest.agent.standing import Instructions, Standing, Work
 from ravnest.api.control import Ended, Leaving, Refused, Reported, Steer
 from ravnest.api.limits import FileRef
 from ravnest.api.work import Assignment, WorkEnd, WorkReport
 
 _MOST_REFUSALS_KEPT = 32
-_MOST_POINTS, _MOST_ROUNDS, _MOST_NOTES, _MOST_SPANS = 2000, 1000, 50, 2000
-"""Of one report."""
 
 
 @dataclass
@@ -155,7 +152,7 @@ class Errands(Standing):
 
     def _keep(self, said: Reported) -> None:
         """For later. Who computed what when is of interest at the time only; curves stay."""
-        new = msgspec.structs.replace(said.report, spans=())
+        new = without_spans(said.report)
         last = self.reports[-1].report if self.reports else None
         if last is not None and (one := joined(last, new)) is not None:
             self.reports.pop()
@@ -239,11 +236,8 @@ class Errands(Standing):
 
     def stop(self, work: Work, reason: str) -> Instructions:
         """In good order: what was learned is saved. Before training there is nothing to save."""
-        told: Instructions = [
-            Tell(
-                "stopping", f"stopping {work.assignment.job_name}" + (f": {reason}" * bool(reason))
-            )
-        ]
+        text = f"stopping {work.assignment.job_name}{_because(reason)}"
+        told: Instructions = [Tell("stopping", text)]
         if work.phase == "training":
             return [*told, SteerWorker(work.assignment.id, "stop")]
         preparing = work.phase == "preparing"
@@ -256,9 +250,7 @@ class Errands(Standing):
 
     def _drop(self, work: Work, reason: str) -> Instructions:
         name = work.assignment.id
-        told = Tell(
-            "dropped", f"{work.assignment.job_name} was dropped" + (f": {reason}" * bool(reason))
-        )
+        told = Tell("dropped", f"{work.assignment.job_name} was dropped{_because(reason)}")
         if work.phase == "training":
             work.phase = "dropped"
             return [told, EndWorker(name)]
@@ -269,21 +261,3 @@ class Errands(Standing):
 
 def _because(reason: str) -> str:
     return f": {reason}" if reason else ""
-
-
-def joined(old: WorkReport, new: WorkReport) -> WorkReport | None:
-    """Two reports as one, None if that would be too large. Totals are those of the newer one."""
-    points, rounds = (*old.points, *new.points), (*old.rounds, *new.rounds)
-    if len(points) > _MOST_POINTS or len(rounds) > _MOST_ROUNDS:
-        return None
-    notes = (*old.notes, *new.notes)[-_MOST_NOTES:]
-    spans = (*old.spans, *new.spans)
-    dropped = old.spans_dropped + new.spans_dropped + max(0, len(spans) - _MOST_SPANS)
-    return msgspec.structs.replace(
-        new,
-        points=points,
-        rounds=rounds,
-        notes=notes,
-        spans=spans[-_MOST_SPANS:],
-        spans_dropped=dropped,
-    )

@@ -8,10 +8,8 @@ figures of the last; what would make it too large is left out, the oldest first.
 import asyncio
 from collections.abc import Callable
 
-import msgspec
-
-from ravnest.agent.errands import joined
-from ravnest.api.work import MOST_LINE_BYTES, WorkReport
+from ravnest.agent.reports import joined
+from ravnest.api.work import WorkReport
 
 _SHARE = 0.5
 """Of the time between two reports of an honest worker, whose clock is not ours."""
@@ -28,7 +26,7 @@ class Thinning:
 
     def take(self, report: WorkReport) -> None:
         if self._timer is not None:
-            self._held = report if self._held is None else _one_of(self._held, report)
+            self._held = report if self._held is None else joined(self._held, report) or report
             return
         self._timer = asyncio.get_running_loop().call_later(self._least_s, self._next)
         self._pass_on(report)
@@ -46,8 +44,3 @@ class Thinning:
         held, self._held = self._held, None
         if held is not None:
             self._pass_on(held)
-
-
-def _one_of(old: WorkReport, new: WorkReport) -> WorkReport:
-    one = joined(old, new)
-    return new if one is None or len(msgspec.json.encode(one)) > MOST_LINE_BYTES else one

@@ -26,6 +26,8 @@ count it; whatever measures a worker as a whole does."""
 
 
 MOST_METRICS = 256
+MOST_LINKS, MOST_SPANS, MOST_ROUNDS, MOST_POINTS, MOST_NOTES = 256, 2000, 1000, 2000, 50
+"""Of one report."""
 
 
 class RowRange(Strict, frozen=True, kw_only=True):
@@ -167,12 +169,12 @@ class WorkReport(Strict, frozen=True, kw_only=True):
     updates: Count = 0
     staleness: Figure = 0.0
     memory_bytes: Count = 0
-    links: Annotated[tuple[LinkBytes, ...], Meta(max_length=256)] = ()
-    spans: Annotated[tuple[Span, ...], Meta(max_length=2000)] = ()
+    links: Annotated[tuple[LinkBytes, ...], Meta(max_length=MOST_LINKS)] = ()
+    spans: Annotated[tuple[Span, ...], Meta(max_length=MOST_SPANS)] = ()
     spans_dropped: Count = 0
-    rounds: Annotated[tuple[RoundReport, ...], Meta(max_length=1000)] = ()
-    points: Annotated[tuple[Point, ...], Meta(max_length=2000)] = ()
-    notes: Annotated[tuple[Text, ...], Meta(max_length=50)] = ()
+    rounds: Annotated[tuple[RoundReport, ...], Meta(max_length=MOST_ROUNDS)] = ()
+    points: Annotated[tuple[Point, ...], Meta(max_length=MOST_POINTS)] = ()
+    notes: Annotated[tuple[Text, ...], Meta(max_length=MOST_NOTES)] = ()
     """Warnings worth an event."""
 
 

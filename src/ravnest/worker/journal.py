@@ -13,13 +13,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ravnest.api.jobs import Recipe
-from ravnest.api.work import Point
+from ravnest.api.work import MOST_NOTES, Point
 from ravnest.callbacks import Callback, Progress
 from ravnest.recipes.metrics import finish_metrics
 
 _POINTS_OF_A_REPORT = 200
 _POINTS_KEPT = 20_000
-_NOTES_OF_A_REPORT = 50
 _NOTE_LENGTH = 1000
 
 
@@ -111,7 +110,7 @@ class Notes(logging.Handler):
 
     def __init__(self) -> None:
         super().__init__(logging.WARNING)
-        self._texts: deque[str] = deque(maxlen=_NOTES_OF_A_REPORT)
+        self._texts: deque[str] = deque(maxlen=MOST_NOTES)
 
     def emit(self, record: logging.LogRecord) -> None:
         self._texts.append(record.getMessage()[:_NOTE_LENGTH])

@@ -8,7 +8,16 @@ from collections.abc import Callable
 import psutil
 import torch
 
-from ravnest.api.work import LinkBytes, Report, RoundReport, Span, WorkReport
+from ravnest.api.work import (
+    MOST_LINKS,
+    MOST_ROUNDS,
+    MOST_SPANS,
+    LinkBytes,
+    Report,
+    RoundReport,
+    Span,
+    WorkReport,
+)
 from ravnest.provider.telemetry import Sample, Telemetry, Totals
 from ravnest.worker.journal import Journal, Notes
 from ravnest.worker.speech import Speech
@@ -16,9 +25,6 @@ from ravnest.worker.speech import Speech
 logger = logging.getLogger("ravnest.worker")
 COMPUTED = frozenset({"forward", "backward", "update", "average", "evaluate"})
 """What shows on a timeline. The waits are what is between."""
-_SPANS_OF_A_REPORT = 2000
-_ROUNDS_OF_A_REPORT = 1000
-_LINKS = 256
 _RATE_OVER_S = 10.0
 _LAST_S = 10.0
 
@@ -50,7 +56,7 @@ class Reporter:
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._run, name="reporting", daemon=True)
         self._before: tuple[float, Totals] | None = None
-        self._samples: deque[tuple[float, int]] = deque([(0.0, 0)], maxlen=1000)
+        self._samples: deque[tuple[float, int]] = deque(maxlen=1000)
         self._epochs_before = epochs_before
         self.epochs_done = epochs_before
         """Whole ones that this stage has seen the end of, with those of earlier runs. Counted by
@@ -97,7 +103,7 @@ class Reporter:
             memory_bytes=self._process.memory_info().rss + self._device_bytes(),
             links=tuple(
                 LinkBytes(node=node, sent=sent, received=received)
-                for node, (sent, received) in list(sample.standing.links.items())[:_LINKS]
+                for node, (sent, received) in list(sample.standing.links.items())[:MOST_LINKS]
             ),
             spans=spans,
             spans_dropped=dropped,
@@ -108,7 +114,7 @@ class Reporter:
 
     def _spans(self, sample: Sample) -> tuple[tuple[Span, ...], int]:
         shown = [span for span in sample.spans if span.kind in COMPUTED]
-        kept = shown[-_SPANS_OF_A_REPORT:]
+        kept = shown[-MOST_SPANS:]
         found = tuple(
             Span(s.kind, s.batch, s.part, s.start + self._offset, s.end + self._offset)
             for s in kept
@@ -125,7 +131,7 @@ class Reporter:
                 members=len(ended.members),
                 outcome=ended.outcome,
             )
-            for ended in sample.rounds[-_ROUNDS_OF_A_REPORT:]
+            for ended in sample.rounds[-MOST_ROUNDS:]
         )
 
     def _since_last(self, at: float, totals: Totals) -> tuple[float, float]:
@@ -141,8 +147,6 @@ class Reporter:
 
     def _rate(self, at: float, samples: int) -> float:
         """Over the last seconds: batches may be few and large."""
-        if self._samples[-1] == (0.0, 0):
-            self._samples.clear()
         self._samples.append((at, samples))
         while len(self._samples) > 2 and self._samples[1][0] <= at - _RATE_OVER_S:
             self._samples.popleft()
