@@ -24,6 +24,13 @@ def goes_away(sim, id):
     sim.connect(id)
 
 
+def leaves_at_once(sim, id):
+    sim.leave(id, now=True)
+    sim.talk()
+    sim.lose_everything(id)
+    sim.connect(id)
+
+
 def goes_on(how):
     return lambda sim, id: sim.go_on(id, how)
 
@@ -49,8 +56,14 @@ def one_turn(sim, bad, misbehaves):
 
 @pytest.mark.parametrize(
     "misbehaves",
-    [refuses, forgets, goes_away, *map(goes_on, ("failed", "blames", "stopped", "unsaved"))],
-    ids=["refuses", "forgets", "goes away", "fails", "blames", "stops by itself", "saves nothing"],
+    [
+        *(refuses, forgets, goes_away, leaves_at_once),
+        *map(goes_on, ("failed", "blames", "stopped", "unsaved")),
+    ],
+    ids=[
+        *("refuses", "forgets", "goes away", "leaves at once"),
+        *("fails", "blames", "stops by itself", "saves nothing"),
+    ],
 )
 @pytest.mark.parametrize("count", [3, 4])
 def test_a_job_that_others_can_do_is_done_without_it(misbehaves, count):
@@ -62,6 +75,17 @@ def test_a_job_that_others_can_do_is_done_without_it(misbehaves, count):
         if job.state in ("done", "failed"):
             break
     assert job.state == "done", job.reason
+
+
+def test_a_provider_that_an_operator_removes_costs_its_job_no_run():
+    sim = pool_of(3)
+    job = training(sim)
+    sim.steer_provider(1, "remove")
+    sim.talk()
+    sim.fuse_one()
+    assert (sim.world.runs[job.id].lost, job.lost_runs) == (True, 0)
+    sim.calm_down()
+    assert job.state == "done"
 
 
 @pytest.mark.parametrize("misbehaves", [refuses, forgets, goes_on("blames"), goes_on("failed")])

@@ -16,7 +16,7 @@ def pass_time(world: World, now: float) -> None:
             if due <= now:
                 name = world.providers[part.provider].name
                 minutes = counted(world.settings.away_s / 60, "minute")
-                _lose(world, part, f"{name} has been away for {minutes}", now)
+                leaving_out.lose(world, part, f"{name} has been away for {minutes}", now)
             else:
                 world.order(Wake(at=due))
     for run in list(world.runs.values()):
@@ -30,15 +30,10 @@ def pass_time(world: World, now: float) -> None:
             limit = _limit(world, run, part, ended, now) if part.is_open else None
             if limit is not None and limit[0] <= now:
                 name = world.providers[part.provider].name
-                _lose(world, part, f"{name} {limit[1]} in time", now)
+                leaving_out.lose(world, part, f"{name} {limit[1]} in time", now)
             elif limit is not None:
                 world.order(Wake(at=limit[0]))
         standstill.judge(world, run, now)
-
-
-def _lose(world: World, part: Part, cause: str, now: float) -> None:
-    leaving_out.consider(world, part, cause)
-    runs.lose(world, part, cause, now)
 
 
 def _first_ends(world: World, run: Run) -> dict[int, float]:

@@ -4,13 +4,19 @@ One bad machine must not use up the runs that a job may lose. A job that fails e
 end: each provider is excused once, and whoever is asked again fails at the job's expense.
 """
 
-from ravnest.server.state import pool
+from ravnest.server.state import pool, runs
 from ravnest.server.state.records import Job, Part
 from ravnest.server.state.world import World
 
 
+def lose(world: World, part: Part, cause: str, now: float) -> None:
+    """A part is lost, and nobody is to blame but the provider that has it."""
+    consider(world, part, cause)
+    runs.lose(world, part, cause, now)
+
+
 def consider(world: World, part: Part, cause: str) -> bool:
-    """Its own worker has failed, and nobody else is to blame; whether that is excused."""
+    """It does not do its part, and nobody else is to blame; whether that is excused."""
     job, run = world.jobs[part.job], world.runs[part.job]
     if part.provider in job.excused or not _others(world, job, part.provider):
         return False

@@ -63,9 +63,7 @@ def refused(world: World, provider: int, message: Refused, now: float) -> None:
     job, run = world.jobs[part.job], world.runs[part.job]
     name = world.providers[provider].name
     if run.state != "preparing":
-        cause = f"{name} does not go on: {message.reason}"
-        leaving_out.consider(world, part, cause)
-        runs.lose(world, part, cause, now)
+        leaving_out.lose(world, part, f"{name} does not go on: {message.reason}", now)
         return
     # Nothing is lost but time: the next plan is made without it.
     if message.lasting:
@@ -94,18 +92,16 @@ def ended(world: World, event: PartEnded, now: float) -> None:
         presence.state, presence.assignment = "idle", None
     run = world.runs[part.job]
     if run.state == "preparing":  # a worker that nobody has started
-        cause = f"{name} ended before training began: {end.reason}"
-        leaving_out.consider(world, part, cause)
-        runs.lose(world, part, cause, now)
+        leaving_out.lose(world, part, f"{name} ended before training began: {end.reason}", now)
         return
     if end.outcome == "failed":
         blamed = f" because of {end.culprit}" if end.culprit else ""
         cause = f"the worker of {name} failed{blamed}: {end.reason or 'no reason given'}"
         if end.culprit is None:
-            leaving_out.consider(world, part, cause)
+            leaving_out.lose(world, part, cause, now)
         else:
             leaving_out.accuses(world, part, cause)
-        runs.lose(world, part, cause, now, secondhand=end.culprit is not None)
+            runs.lose(world, part, cause, now, secondhand=True)
         return
     part.state = "ended"
     world.save_part(part)
@@ -141,9 +137,7 @@ def missing(world: World, part: Part, now: float) -> None:
     """An agent has come back and knows nothing of its part."""
     if part.state == "training":
         name = world.providers[part.provider].name
-        cause = f"{name} has started anew and lost its part of the run"
-        leaving_out.consider(world, part, cause)
-        runs.lose(world, part, cause, now)
+        leaving_out.lose(world, part, f"{name} has started anew and lost its part of the run", now)
         return
     part.state = "assigned"
     world.save_part(part)

@@ -1,7 +1,7 @@
 """A provider enrols, comes, is heard of, is steered, goes."""
 
 from ravnest.api.control import Beat, Hello, Leaving, Measured, SetPause, Welcome
-from ravnest.server.state import introducing, parts, pool, runs
+from ravnest.server.state import introducing, leaving_out, parts, pool, runs
 from ravnest.server.state.effects import Close, Wake
 from ravnest.server.state.events import EnrolledNow, ProviderSteered
 from ravnest.server.state.records import Provider
@@ -139,7 +139,7 @@ def leaving(world: World, id: int, message: Leaving, now: float) -> None:
     presence.leaving = True
     why = f"leaves{f': {message.reason}' if message.reason else ''}"
     if part is not None and message.now:
-        runs.lose(world, part, f"{name} {why}", now)
+        leaving_out.lose(world, part, f"{name} {why}", now)
     elif part is not None:
         runs.depart(world, part, why, now)
     pool.review(world, id, now)
@@ -174,7 +174,7 @@ def remove(world: World, provider: Provider, how: str, now: float) -> None:
     provider.removed, provider.digest, provider.figures = True, "", None
     provider.removed_at = now
     if part is not None:
-        runs.lose(world, part, f"{provider.name} {how}", now)
+        leaving_out.lose(world, part, f"{provider.name} {how}", now)
     world.save_provider(provider)
     world.note(now, "info", f"{provider.name} {how}", provider=provider.id)
     world.order(Close(provider=provider.id, reason=f"this provider {how}", final=True))

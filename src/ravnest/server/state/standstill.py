@@ -91,8 +91,7 @@ def _give_up(world: World, parts: list[Part], now: float) -> None:
         return
     for part in silent:
         if part.is_open:  # losing one may have ended the others
-            leaving_out.consider(world, part, cause)
-            runs.lose(world, part, cause, now)
+            leaving_out.lose(world, part, cause, now)
 
 
 def _is_silent(world: World, part: Part, now: float) -> bool:
