@@ -3,7 +3,7 @@
 import pytest
 from state_simulation import SETTINGS, pool_of, preparing, training
 
-from ravnest.api.control import Refused, Steer
+from ravnest.api.control import Beat, Refused, Steer
 from ravnest.server.state.events import Fetched
 
 
@@ -96,6 +96,24 @@ def test_a_job_that_nobody_else_can_do_comes_to_an_end(misbehaves):
     for _ in range(10):
         one_turn(sim, 1, misbehaves)
     assert job.state == "failed"
+
+
+@pytest.mark.parametrize("how", ["leaves", "rests"])
+def test_who_goes_before_training_begins_and_comes_back_is_done_without_for_a_while(how):
+    sim = pool_of(2)
+    preparing(sim)
+    agent = sim.agents[1]
+    if how == "leaves":
+        sim.leave(1, now=False)
+        sim.talk()
+        sim.cut(1)
+        sim.connect(1)
+    else:
+        agent.say(Beat(state="resting", assignment=agent.work))
+    sim.talk()
+    assert sim.world.free == {1, 2}
+    sim.wait(SETTINGS.settle_s + 15)
+    assert [spec.id for spec in sim.plans[0].pool] == [2]
 
 
 def test_who_stood_still_is_told_that_its_part_is_over_and_is_free_again():

@@ -2,7 +2,7 @@
 
 from ravnest.api.control import Begin, Steer
 from ravnest.api.work import MOST_METRICS
-from ravnest.server.state import pool
+from ravnest.server.state import declining, pool
 from ravnest.server.state.effects import Fuse, Hand, Wake
 from ravnest.server.state.records import Job, Part, Run, part_id
 from ravnest.server.state.recovery import (
@@ -133,6 +133,8 @@ def depart(world: World, part: Part, why: str, now: float) -> None:
     name = world.providers[part.provider].name
     if run.departing or run.state in ("stopping", "fusing", "over"):
         return
+    if run.state == "preparing":  # nothing is there to be saved: it is as if it had refused
+        declining.declined(world, world.jobs[part.job], part.provider, now)
     run.departing = f"{name} {why}"
     world.save_run(run)
     world.note(now, "info", f"{run.departing}; the run is saved and goes on without", run.job)
