@@ -4,12 +4,12 @@ import msgspec
 import pytest
 from state_simulation import FACTS, SETTINGS, Simulation, pool_of, preparing, training
 
-from ravnest.api.control import Hello, SetPause, Steer
+from ravnest.api.control import Beat, Hello, SetPause, Steer
 from ravnest.api.machine import Caps, Figures, PeerFigure
 from ravnest.api.work import WorkEnd
 from ravnest.errors import JobError
 from ravnest.server.state import introducing
-from ravnest.server.state.events import Connected, EnrolledNow, Fetched, JobSteered, LongAgo
+from ravnest.server.state.events import Connected, EnrolledNow, Fetched, Heard, JobSteered, LongAgo
 from ravnest.server.state.machine import handle
 from ravnest.server.state.pool import as_pool, why_not_for
 from ravnest.server.state.records import Job, Provider
@@ -500,6 +500,13 @@ def test_a_provider_that_leaves_for_good_is_removed_once_its_work_is_done():
     sim.talk()
     assert sim.world.providers[1].removed
     assert job.state == "fusing"
+
+
+def test_who_has_left_is_not_removed_again_for_what_it_still_says():
+    sim = pool_of(1)
+    sim.steer_provider(1, "leave")
+    sim.happen(Heard(provider=1, message=Beat(state="resting")))
+    assert [note.text for note in sim.notes].count("p1 has left") == 1
 
 
 def test_a_pause_of_a_provider_lets_its_work_go_on_and_gives_it_no_new():

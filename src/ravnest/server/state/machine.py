@@ -53,7 +53,7 @@ def handle(world: World, event: Event, now: float) -> Effects:
             world.note(now, event.level, event.text, event.job, event.provider)
         case PartEnded():
             parts.ended(world, event, now)
-            providers.after_part(world, event.provider, now)
+            providers.wish_to_leave(world, event.provider, now)
         case ProviderSteered():
             providers.steered(world, event, now)
         case Submitted():
@@ -93,7 +93,7 @@ def _heard(world: World, event: Heard, now: float) -> None:
             parts.prepared(world, provider, message, now)
         case Refused():
             parts.refused(world, provider, message, now)
-            providers.after_part(world, provider, now)
+            providers.wish_to_leave(world, provider, now)
         case Leaving():
             providers.leaving(world, provider, message, now)
         case _:  # hellos, reports and ends come as events of their own

@@ -61,7 +61,7 @@ def connected(world: World, id: int, hello: Hello, now: float) -> None:
             parts.catch_up(world, part, hello.state, now)
         else:
             parts.missing(world, part, now)
-    _wish_to_leave(world, id, now)
+    wish_to_leave(world, id, now)
     pool.review(world, id, now)
 
 
@@ -99,12 +99,12 @@ def beat(world: World, id: int, message: Beat, now: float) -> None:
     part = world.at_work.get(id)
     if message.assignment is not None and (part is None or part.id != message.assignment):
         parts.drop_unknown(world, id, message.assignment)
-    _wish_to_leave(world, id, now)
+    wish_to_leave(world, id, now)
     pool.review(world, id, now)
 
 
-def _wish_to_leave(world: World, id: int, now: float) -> None:
-    """Whether what the owner wants ends the run that the provider works for."""
+def wish_to_leave(world: World, id: int, now: float) -> None:
+    """What the owner wants ends the run that the provider works for; without one it goes."""
     part, presence, provider = world.at_work.get(id), world.heard_of(id), world.providers[id]
     if part is None:
         if provider.leaves:
@@ -145,13 +145,6 @@ def leaving(world: World, id: int, message: Leaving, now: float) -> None:
     pool.review(world, id, now)
 
 
-def after_part(world: World, id: int, now: float) -> None:
-    """A part of this provider has ended; it may have waited for that."""
-    provider = world.providers[id]
-    if id not in world.at_work and provider.leaves and not provider.removed:
-        remove(world, provider, "has left", now)
-
-
 def steered(world: World, event: ProviderSteered, now: float) -> None:
     provider = world.providers[event.provider]
     if event.action == "remove":
@@ -165,11 +158,13 @@ def steered(world: World, event: ProviderSteered, now: float) -> None:
         done = "paused" if provider.paused else "resumed"
         world.note(now, "info", f"{provider.name} was {done} by {event.by}", provider=provider.id)
     world.save_provider(provider)
-    _wish_to_leave(world, provider.id, now)
+    wish_to_leave(world, provider.id, now)
     pool.review(world, provider.id, now)
 
 
 def remove(world: World, provider: Provider, how: str, now: float) -> None:
+    if provider.removed:  # what it says until its connection is closed is still heard
+        return
     part = world.at_work.get(provider.id)
     provider.removed, provider.digest, provider.figures = True, "", None
     provider.removed_at = now
