@@ -20,7 +20,6 @@ from ravnest.cli import main
 from ravnest.cli.doctor import machine, server
 from ravnest.cli.doctor.findings import Finding, examine
 from ravnest.client.address import ServerAddress
-from ravnest.client.known import Access
 from ravnest.errors import ServerError
 
 
@@ -62,7 +61,7 @@ def test_a_port_that_is_taken_is_broken_with_the_remedy(capsys):
     assert "--no-listen" in shown
 
 
-@pytest.mark.parametrize("listen", ["somewhere", "127.0.0.1:99999", "203.0.113.1:80"])
+@pytest.mark.parametrize("listen", ["somewhere", "9000", "127.0.0.1:99999", "203.0.113.1:80"])
 def test_an_address_that_is_none_is_broken(listen):
     assert only(machine.port(listen)).verdict == "broken"
 
@@ -226,26 +225,35 @@ def test_clocks_are_compared(site, capsys, monkeypatch, seconds, verdict, word):
     assert word in found["clock"].text
 
 
+@pytest.mark.parametrize("token_too", [False, True])
+def test_a_machine_that_has_joined_hears_what_the_server_knows_of_it(
+    tmp_path, home, capsys, token_too
+):
+    """By its own credential: whoever lends a machine need not have a token to look with."""
+    with running_server(tmp_path / "server", tls=False, dashboard="token") as running:
+        given = Token.parse(running.token("provider"))
+        more = ["--token", running.token("viewer")] if token_too else []
+        address = ServerAddress.parse(running.url, insecure=True)
+        own = enrol(home / "provider", address, given, name="shed", facts=FACTS, caps=CAPS)
+        found = visit(capsys, running.url, *more)
+        assert f"provider {own.provider} (shed), away" in found["provider"].text
+        assert "ravnest join" in found["provider"].remedy
+        assert "Mbit/s to it" in found["links"].text
+        with running.client(running.operator) as operator:
+            removal = operator.post(f"providers/{own.provider}/action", json={"action": "remove"})
+            removal.raise_for_status()
+        found = visit(capsys, running.url, *more, code=1)
+        assert f"does not know provider {own.provider} any more" in found["provider"].text
+        assert "join again" in found["provider"].remedy
+        assert "measured when this machine joins" in found["links"].text
+
+
 @pytest.mark.parametrize(
     ("number", "verdict", "word"),
-    [
-        (2, "ok", "reached directly"),
-        (4, "note", "relay"),
-        (5, "note", "ravnest join"),
-        (99, "broken", "join again"),
-    ],
+    [(2, "ok", "reached directly"), (4, "note", "relay"), (5, "note", "ravnest join")],
 )
-def test_a_machine_that_has_joined_hears_what_the_server_knows_of_it(
-    site, home, monkeypatch, number, verdict, word
-):
-    address = ServerAddress.parse(site.url, insecure=True)
-    folder = home / "provider" / "identity" / address.folder
-    folder.mkdir(parents=True)
-    (folder / "credential").write_text(f"rvc1_{number}_{'x' * 43}")
-    seen = server.ServerVisit(Access(address, token("viewer")), folder)
-    checks = seen.checks()
-    del checks["links"]
-    found = {one.check: one for one in examine(checks)}["provider"]
-    seen.close()
+def test_how_a_machine_is_reached_is_said(number, verdict, word):
+    (one,) = [one for one in Simulation().overview().providers if one.id == number]
+    found = server._known(one)
     assert found.verdict == verdict
     assert word in found.text + found.remedy

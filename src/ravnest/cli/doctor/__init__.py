@@ -70,11 +70,7 @@ def _server(url: str | None, token: str | None, insecure: bool) -> "Iterable[Fin
     except RavnestError as error:
         yield broken("token", str(error))
         return
-    visit = ServerVisit(access, home() / "provider" / "identity" / access.address.folder)
-    try:
-        yield from examine(visit.checks())
-    finally:
-        visit.close()
+    yield from examine(ServerVisit(access, home() / "provider").checks())
 
 
 def _report(found: "Iterable[Finding]", as_json: bool) -> "list[Finding]":

@@ -11,8 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from ravnest import __version__
+from ravnest.agent.addresses import split_host_port
 from ravnest.agent.sandbox import why_not
 from ravnest.cli.doctor.findings import Check, Finding, broken, note, ok
+from ravnest.errors import NodeError
 from ravnest.planning.figures import quantity, size
 
 OLDEST_PYTHON = (3, 11)
@@ -128,21 +130,20 @@ def disk(home: Path) -> Iterator[Finding]:
 
 def port(listen: str | None) -> Iterator[Finding]:
     """Whether a provider could listen there. That others get through is known after joining."""
-    host, _, number = (listen or "0.0.0.0:0").rpartition(":")
-    host = host.strip("[]")
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    where = listen or "a free port"
     try:
+        host, number = split_host_port(listen or "0.0.0.0:0", "--listen")
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
         with socket.socket(family) as tried:
             tried.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            tried.bind((host, int(number)))
+            tried.bind((host, number))
             tried.listen()
-    except (OSError, OverflowError, ValueError) as error:
+    except (NodeError, OSError) as error:
         reason = getattr(error, "strerror", None) or str(error)
         remedy = "choose another with --listen HOST:PORT, or join with --no-listen (all by relay)"
-        yield broken("port", f"nothing can listen at {listen}: {reason}", remedy)
-        return
-    where = listen or "a free port"
-    yield ok("port", f"a provider could listen at {where}")
+        yield broken("port", f"nothing can listen at {where}: {reason}", remedy)
+    else:
+        yield ok("port", f"a provider could listen at {where}")
 
 
 def sandbox() -> Iterator[Finding]:

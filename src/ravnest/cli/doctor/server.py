@@ -13,11 +13,11 @@ import httpx
 import msgspec
 
 from ravnest import __version__
+from ravnest.agent.identity import Identity, load_identity
 from ravnest.api.requests import Health
-from ravnest.api.views import Overview
+from ravnest.api.views import ProviderView
 from ravnest.cli.doctor.findings import Check, Finding, broken, note, ok
 from ravnest.client.answers import failure_in_words
-from ravnest.client.http import HttpClient
 from ravnest.client.known import Access, open_client, who_is
 from ravnest.errors import RavnestError, TokenError
 from ravnest.planning.figures import plain
@@ -32,13 +32,12 @@ PROBE_BYTES = 4 << 20
 class ServerVisit:
     """Checks of one server, in order; what one has found is there for the next."""
 
-    def __init__(self, access: Access, identity: Path) -> None:
+    def __init__(self, access: Access, home: Path) -> None:
         self._access = access
-        self._identity = identity
-        """Folder of this machine's identity as a provider of that server, if it has one."""
-        self._client: HttpClient | None = None
-        self._role: str | None = None
-        """That the server takes the caller for, once it has been asked."""
+        self._home = home
+        """Of this machine's provider, if it is one."""
+        self._identity: Identity | None = None
+        """Once the server has recognised it."""
         self._offset_s: float | None = None
         self._delays_s: list[float] = []
 
@@ -48,13 +47,9 @@ class ServerVisit:
             "server": self.health,
             "clock": self.clock,
             "token": self.token,
-            "links": self.links,
             "provider": self.provider,
+            "links": self.links,
         }
-
-    def close(self) -> None:
-        if self._client is not None:
-            self._client.close()
 
     def name(self) -> Iterator[Finding]:
         host = self._access.address.host
@@ -131,28 +126,40 @@ class ServerVisit:
             yield note("token", text, "give --token, as its operator has given it to you")
             return
         try:
-            self._client = open_client(self._access)
-            self._role = who_is(self._client).role
+            with open_client(self._access) as client:
+                me = who_is(client)
         except TokenError as error:
             remedy = "its operator makes another with `ravnest token make`"
             yield broken("token", str(error), remedy)
         except RavnestError as error:
             yield broken("token", str(error))
         else:
-            yield ok("token", _accepted(self._role))
+            yield ok("token", _accepted(me.role))
+
+    def provider(self) -> Iterator[Finding]:
+        """What the server knows of this machine, if it has joined. That takes no token."""
+        identity = load_identity(self._home, self._access.address)
+        if identity is None or not self._delays_s:
+            return
+        try:
+            with identity.client(self._access.address) as client:
+                yield _known(client.get("/providers/me", ProviderView))
+        except TokenError:
+            text = f"the server does not know provider {identity.provider} any more"
+            remedy = "join again with a provider token: ravnest join URL --token …"
+            yield broken("provider", text, remedy)
+        else:
+            self._identity = identity
 
     def links(self) -> Iterator[Finding]:
         if not self._delays_s:
             return
         delay = statistics.median(self._delays_s) * 1e3
         text = f"an answer takes {plain(delay, 2)} ms"
-        credential = self._credential()
-        if credential is None or self._client is None:
+        if self._identity is None:
             yield ok("links", f"{text}; the bandwidth is measured when this machine joins")
             return
-        with HttpClient(
-            self._access.address, authority=self._client.authority, bearer=credential
-        ) as client:
+        with self._identity.client(self._access.address) as client:
             down = _mbps(lambda: client.get_bytes("/probe/down", bytes=PROBE_BYTES))
 
             def send() -> None:
@@ -162,34 +169,15 @@ class ServerVisit:
             up = _mbps(send)
         yield ok("links", f"{text}; {plain(down)} Mbit/s from the server, {plain(up)} Mbit/s to it")
 
-    def provider(self) -> Iterator[Finding]:
-        """What the server knows of this machine, if it has joined."""
-        credential = self._credential()
-        if credential is None:
-            return
-        number = int(credential.split("_")[1])
-        if self._client is None or self._role in (None, "provider", "onlooker"):
-            return  # the token's check has said so
-        now = self._client.get("/overview", Overview)
-        found = next((one for one in now.providers if one.id == number), None)
-        if found is None:
-            remedy = "join again with a provider token: ravnest join URL --token …"
-            yield broken("provider", f"the server does not know provider {number} any more", remedy)
-            return
-        text = f"this machine is provider {number} ({found.name}), {found.state}"
-        if found.state == "away":
-            yield note("provider", text, "its agent is not running: ravnest join URL")
-        elif not found.reachable:
-            remedy = "open the port of --listen in firewall and router to be faster than by relay"
-            yield note("provider", f"{text}; nobody has reached it directly", remedy)
-        else:
-            yield ok("provider", f"{text}; reached directly")
 
-    def _credential(self) -> str | None:
-        try:
-            return (self._identity / "credential").read_text().strip() or None
-        except OSError:
-            return None
+def _known(one: ProviderView) -> Finding:
+    text = f"this machine is provider {one.id} ({one.name}), {one.state}"
+    if one.state == "away":
+        return note("provider", text, "its agent is not running: ravnest join URL")
+    if not one.reachable:
+        remedy = "open the port of --listen in firewall and router to be faster than by relay"
+        return note("provider", f"{text}; nobody has reached it directly", remedy)
+    return ok("provider", f"{text}; reached directly")
 
 
 def _accepted(role: str) -> str:
