@@ -311,6 +311,24 @@ def test_what_cannot_be_fetched_or_belongs_nowhere_is_refused(tmp_path):
     run(test, tmp_path)
 
 
+def test_a_disk_that_is_full_costs_an_assignment_and_not_the_agent(tmp_path, monkeypatch):
+    def full(*_, **__):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    async def test(server):
+        async with Running(server, tmp_path / "home"):
+            await server.hear(Measured)
+            with monkeypatch.context() as patched:
+                patched.setattr(WorkFolders, "put_away_all", full)
+                await server.say(7, Assign(assignment=assignment("b1")))
+                refused = await server.hear(Refused)
+            assert (refused.lasting, "No space left" in refused.reason) == (False, True)
+            await server.say(7, Assign(assignment=task(server)))
+            await server.hear(Prepared)
+
+    run(test, tmp_path)
+
+
 def test_results_that_the_server_does_not_take_are_a_failure_and_are_kept(tmp_path):
     async def test(server):
         server.refuses = "larger than the stage"

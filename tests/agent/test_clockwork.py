@@ -9,6 +9,11 @@ from ravnest.agent import clockwork
 from ravnest.agent.clockwork import Clockwork
 
 HOUR_S = 3600.0
+EVENTS = ("on_beat", "on_overdue", "on_rest", "on_upkeep", "on_measure")
+
+
+def clockwork_with(**acts):
+    return Clockwork(**{**dict.fromkeys(EVENTS, lambda *_: None), **acts})
 
 
 class Timer:
@@ -49,7 +54,7 @@ def clock(monkeypatch):
 
 def test_upkeep_is_at_the_start_and_every_hour_until_the_end(clock):
     at = []
-    works = Clockwork(lambda: None, lambda: None, lambda _: None, lambda: at.append(clock.now))
+    works = clockwork_with(on_upkeep=lambda: at.append(clock.now))
     works.keep_up()
     assert at == [0.0]
     clock.turn(90 * 24 * HOUR_S)
@@ -61,9 +66,28 @@ def test_upkeep_is_at_the_start_and_every_hour_until_the_end(clock):
 
 def test_a_heartbeat_out_of_turn_moves_the_next_one(clock):
     at = []
-    works = Clockwork(lambda: at.append(clock.now), lambda: None, lambda _: None, lambda: None)
+    works = clockwork_with(on_beat=lambda: at.append(clock.now))
     works.keep(5.0)
     clock.turn(7.0)
     works.beat()
     clock.turn(10.0)
     assert at == [0.0, 5.0, 7.0, 12.0, 17.0]
+
+
+def test_measurements_that_fail_on_every_connection_are_followed_by_one(clock):
+    """Each of them went on by itself for ever, beside the others."""
+    at = []
+
+    def fail():
+        at.append(clock.now)
+        works.measure_later()
+
+    works = clockwork_with(on_measure=fail)
+    for _ in range(5):
+        works.measure_later()
+        clock.turn(1.0)
+    clock.turn(60.0)
+    assert at == [19.0, 34.0, 49.0, 64.0]
+    works.stop()
+    clock.turn(60.0)
+    assert len(at) == 4

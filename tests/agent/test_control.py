@@ -148,6 +148,16 @@ def test_a_welcome_sets_the_rhythm_and_asks_for_what_was_not_measured():
     assert said(reconnect(control))[1:] == [Measured(figures=FIGURES)]
 
 
+def test_what_could_not_be_measured_is_measured_later_while_somebody_is_there():
+    control = Control(FACTS, CAPS)
+    assert control.unmeasured() == []
+    control.opened()
+    control.heard(WELCOME)
+    assert control.unmeasured() == [MeasureLinks()]
+    control.measured(FIGURES)
+    assert control.unmeasured() == []
+
+
 def test_the_certificate_is_looked_at_on_every_connection_and_by_the_clock():
     control = connected()
     assert RenewCertificate() in control.upkeep()

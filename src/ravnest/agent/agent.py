@@ -28,7 +28,6 @@ from ravnest.client.answers import AnswerError, TokenRefusedError
 from ravnest.errors import JobError, RavnestError
 
 _GOODBYE_S = 5.0
-_MEASURE_AGAIN_S = 15.0
 
 
 class Agent:
@@ -61,6 +60,7 @@ class Agent:
             on_overdue=lambda: do(control.overdue()),
             on_rest=lambda resting: do(control.set_resting(resting)),
             on_upkeep=lambda: do(control.upkeep()),
+            on_measure=lambda: do(control.unmeasured()),
         )
         self._load = Load()
         self._hello_at = 0.0
@@ -215,15 +215,10 @@ class Agent:
 
     async def _measure(self) -> None:
         figures = await self._upkeep.measure()
-        if figures is not None:
-            self._do(self._control.measured(figures))
+        if figures is None:
+            self._clockwork.measure_later()
         else:
-            asyncio.get_running_loop().call_later(_MEASURE_AGAIN_S, self._measure_again)
-
-    def _measure_again(self) -> None:
-        """Unless a new connection has asked for it meanwhile."""
-        if self._control.welcomed and self._control.figures is None:
-            self._do([todo.MeasureLinks()])
+            self._do(self._control.measured(figures))
 
     async def _probe(self, peers: tuple[PeerAddress, ...]) -> None:
         figures = await self._upkeep.probe(peers)
@@ -231,7 +226,6 @@ class Agent:
             self._do(self._control.measured(figures))
 
     def _prepare(self, assignment: Assignment) -> None:
-        self._folders.put_away_all(but=assignment.id)
         self._errand = Errand(assignment, self._folders.of(assignment.id), self._around)
         self._errand.task = self._tasks.go(self._prepared(self._errand))
 
@@ -241,6 +235,7 @@ class Agent:
 
         name = errand.assignment.id
         try:
+            self._folders.put_away_all(but=name)
             await asyncio.to_thread(self._folders.empty)
             relayed = await errand.prepare(share)
         except (RavnestError, OSError) as error:

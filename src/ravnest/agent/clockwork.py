@@ -12,6 +12,7 @@ _SHORTEST_BEAT_S = 0.05
 _CLOCKS_JUMP_S = 3600.0
 """Hours are looked at again this often in any case."""
 _UPKEEP_S = 3600.0
+_MEASURE_AGAIN_S = 15.0
 
 
 class Clockwork:
@@ -23,14 +24,16 @@ class Clockwork:
         on_overdue: Callable[[], None],
         on_rest: Callable[[bool], None],
         on_upkeep: Callable[[], None],
+        on_measure: Callable[[], None],
     ) -> None:
         self._on_beat, self._on_overdue, self._on_rest = on_beat, on_overdue, on_rest
-        self._on_upkeep = on_upkeep
+        self._on_upkeep, self._on_measure = on_upkeep, on_measure
         self._heartbeat_s = 5.0
         self._next_beat: asyncio.TimerHandle | None = None
         self._next_look: asyncio.TimerHandle | None = None
         self._next_upkeep: asyncio.TimerHandle | None = None
         self._overdue: asyncio.TimerHandle | None = None
+        self._unmeasured: asyncio.TimerHandle | None = None
 
     def keep(self, heartbeat_s: float) -> None:
         self._heartbeat_s = max(_SHORTEST_BEAT_S, heartbeat_s)
@@ -69,7 +72,15 @@ class Clockwork:
         loop = asyncio.get_running_loop()
         self._overdue = loop.call_later(_SERVER_ACTS_S, self._on_overdue)
 
+    def measure_later(self) -> None:
+        """Once, however many have failed: every connection asks for it."""
+        if self._unmeasured is not None:
+            self._unmeasured.cancel()
+        loop = asyncio.get_running_loop()
+        self._unmeasured = loop.call_later(_MEASURE_AGAIN_S, self._on_measure)
+
     def stop(self) -> None:
-        for timer in (self._next_beat, self._next_look, self._next_upkeep, self._overdue):
+        timers = (self._next_beat, self._next_look, self._next_upkeep)
+        for timer in (*timers, self._overdue, self._unmeasured):
             if timer is not None:
                 timer.cancel()

@@ -120,6 +120,10 @@ class Control(Errands):
         self.figures = figures
         return self.say(Measured(figures=figures))
 
+    def unmeasured(self) -> Instructions:
+        """It could not be done a while ago. While nobody is there, the next welcome asks for it."""
+        return [MeasureLinks()] if self.welcomed and self.figures is None else []
+
     def upkeep(self) -> Instructions:
         """By the clock, whatever it is at: some providers are connected and at work for months."""
         job = None if self.work is None else self.work.assignment.job

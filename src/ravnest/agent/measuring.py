@@ -23,10 +23,12 @@ class Measuring:
         self._link: LinkFigures | None = None
         self._peers: dict[int, PeerFigure] = {}
         self._alone = asyncio.Lock()
+        """Two measurements at once would each find half of the line."""
 
     async def measure_link(self, client: HttpClient) -> Figures:
-        if self._link is None:
-            self._link = await asyncio.to_thread(measure_link, client)
+        async with self._alone:
+            if self._link is None:
+                self._link = await asyncio.to_thread(measure_link, client)
         return self.figures()
 
     async def probe(self, identity: Identity, peers: Sequence[PeerAddress]) -> Figures | None:
