@@ -11,6 +11,7 @@ from ravnest.server.changes import Batch, Event, Point
 SCHEMA_VERSION = 1
 MOST_EVENTS = 200_000
 """Older ones are forgotten, now and then."""
+_PRUNE_EVERY = 1000
 
 MIGRATIONS: dict[int, tuple[str, ...]] = {
     1: (
@@ -92,8 +93,11 @@ class Statements:
         ):
             if rows:
                 cursor.executemany(self._text[statement], rows)
-        if batch.events and batch.events[-1].number % 1000 == 0:
-            cursor.execute(self._text[_PRUNE], (batch.events[-1].number - MOST_EVENTS,))
+        if batch.events:
+            before, last = batch.events[0].number - 1, batch.events[-1].number
+            # Whoever writes several at once need not end with a round number.
+            if before // _PRUNE_EVERY < last // _PRUNE_EVERY:
+                cursor.execute(self._text[_PRUNE], (last - MOST_EVENTS,))
 
     def records(self, cursor: Cursor, kind: str) -> list[tuple[str, bytes]]:
         cursor.execute(self._text[_RECORDS], (kind,))
