@@ -73,12 +73,16 @@ class Channel:
 
     async def run(self) -> None:
         """Raises only if the server says that this identity is not welcome."""
-        failures = 0
+        failures, loop = 0, asyncio.get_running_loop()
         while not self._closing.is_set():
             try:
                 async with open_socket(self._client, "/agent", most=_MOST_MESSAGE_BYTES) as socket:
-                    failures = 0
+                    began = loop.time()
                     why = await self._talk(socket)
+                    # One that is closed at once is no better than none: perhaps another agent has
+                    # the same identity, and each of them is sent away when the other one comes.
+                    if loop.time() - began >= self._pauses.longest_s:
+                        failures = 0
             except TokenRefusedError as error:
                 if error.code == "foreign":  # somebody in between, not the server itself
                     why = str(error)
