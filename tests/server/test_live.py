@@ -2,8 +2,12 @@
 
 from types import SimpleNamespace
 
-from ravnest.api.work import Point, WorkReport
+from state_simulation import pool_of, training
+
+from ravnest.api.control import Reported
+from ravnest.api.work import LinkBytes, Point, Span, WorkReport
 from ravnest.server.service.live import LiveRun
+from ravnest.server.service.reports import Reports
 
 PART = SimpleNamespace(provider=1, cluster=0, node="node_1")
 
@@ -21,3 +25,35 @@ def test_metrics_that_are_shown_go_on_when_there_is_no_room_for_others():
     assert len(live.metrics) == 200
     assert live.metrics["eval/7"] == 2.0
     assert "eval/249" not in live.metrics
+
+
+def test_of_a_report_only_its_figures_stay_as_they_are():
+    live = LiveRun.of("job", 1, [PART])
+    spans = (Span("forward", 1, 0, 0.0, 1.0),)
+    links = (LinkBytes(node="node_2", sent=1, received=1),)
+    said = WorkReport(at=1.0, step=7, spans=spans, links=links, notes=("warm",))
+    live.take(PART, said)
+    assert live.reports[1] == WorkReport(at=1.0, step=7)
+
+
+def test_the_last_seconds_of_a_run_are_forgotten_when_another_one_begins():
+    sim = pool_of(2)
+    core = SimpleNamespace(
+        world=sim.world, happen=sim.happen, clock=lambda: sim.now, keep=lambda changes: None
+    )
+    seen = SimpleNamespace(id="", run=1, epoch=0.0, step=0, loss=None, metrics={})
+    reports = Reports(core, None, (), seen=lambda job: seen, changed=lambda job, points: None)
+
+    def train():
+        job = training(sim)
+        part = sim.world.at_work[1].id
+        report = WorkReport(at=sim.now, step=5, spans=(Span("forward", 1, 0, 0.0, 1.0),))
+        reports.reported(1, Reported(assignment=part, report=report))
+        return reports.live_run(job.id)
+
+    first = train()
+    assert len(first.spans[1]) == 1
+    sim.calm_down()
+    second = train()
+    assert (len(first.spans), len(second.spans)) == (0, 1)
+    assert first.reports[1].step == 5

@@ -7,6 +7,9 @@ they say. Only points of curves are kept, and handed back to whoever writes them
 from collections import Counter, deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
 
 from ravnest.api.views import RoundView, Timeline, TimelineRow
 from ravnest.api.work import Point, RoundReport, Span, WorkReport
@@ -18,6 +21,8 @@ _SPANS_OF_A_PART = 4000
 _ROUNDS = 50
 _POINTS_OF_A_CURVE = 50_000
 _SERIES = 200
+_LISTS: dict[str, Any] = dict.fromkeys(("links", "spans", "rounds", "points", "notes"), ())
+"""Of a report, what is kept elsewhere as far as it is kept; the rest is figures."""
 
 
 @dataclass(slots=True)
@@ -66,7 +71,7 @@ class LiveRun:
     def take(self, part: Part, report: WorkReport) -> list[Point]:
         """What a worker says; the points of it that are worth keeping."""
         provider = part.provider
-        self.reports[provider] = report
+        self.reports[provider] = msgspec.structs.replace(report, **_LISTS)
         for link in report.links:
             other = self.by_node.get(link.node)
             if other is not None:

@@ -1,6 +1,5 @@
 """What workers say while they train and when they end: shown, kept, and told to the state."""
 
-import re
 from collections.abc import Callable, Iterable, Sequence
 
 import msgspec
@@ -20,7 +19,6 @@ from ravnest.server.state.parts import own_part
 from ravnest.server.state.records import Part
 from ravnest.server.state.words import counted
 
-_SERIES = re.compile(r"[\w/.@ -]{1,80}")
 _PROGRESS_S = 10.0
 _LARGEST = 1 << 53
 
@@ -63,6 +61,7 @@ class Reports:
             return
         live = self.live_run(part.job)
         if live is None:
+            self._forget_what_is_over()
             live = LiveRun.of(part.job, part.run, world.of_run[part.job])
             self._live[part.job] = live
         report = self._moderation.moderated(provider, live, message.report)
@@ -70,11 +69,19 @@ class Reports:
             WorkReported(provider=provider, assignment=message.assignment, report=report)
         )
         self._pass_on_notes(part, report)
-        kept = [point for point in live.take(part, report) if _SERIES.fullmatch(point.series)]
+        kept = live.take(part, report)
         self._keep_points(part, kept)
         told = [(p.series, part.cluster, p.step, p.epoch, p.at, p.value) for p in kept]
         self._changed(part.job, told)
         self._keep_progress(part.job)
+
+    def _forget_what_is_over(self) -> None:
+        """Nobody asks for the last seconds of a run that ended before this one began, and they are
+        most of what is kept of it."""
+        for job, live in self._live.items():
+            run = self._core.world.runs.get(job)
+            if run is None or run.number != live.number or run.state == "over":
+                live.spans.clear()
 
     def _pass_on_notes(self, part: Part, report: WorkReport) -> None:
         name = self._core.world.providers[part.provider].name
