@@ -3,9 +3,10 @@
 import asyncio
 from typing import Any
 
+import msgspec
 import pytest
 from msgspec.structs import replace
-from playwright.sync_api import Page, expect
+from playwright.sync_api import Page, Route, expect
 from web.browser import BrowserThread, Visit, in_browser
 from web.fake_server import token
 from web.simulation import JOB, Simulation
@@ -311,9 +312,13 @@ def test_a_closed_pool_asks_for_a_token_and_refuses_a_wrong_one(visit: Visit) ->
     expect(page.locator("main")).to_contain_text("Sign in to see this pool")
     page.locator("main").get_by_role("button", name="Sign in").click()
     dialog = page.get_by_role("dialog")
-    dialog.get_by_label("Token").fill("rav1_nonsense")
-    dialog.get_by_role("button", name="Sign in").click()
-    expect(dialog.get_by_role("alert")).to_contain_text("This is no token")
+    for wrong, said in (
+        ("nonsense", "This is no token"),
+        (token("provider"), "machines that join"),
+    ):
+        dialog.get_by_label("Token").fill(wrong)
+        dialog.get_by_role("button", name="Sign in").click()
+        expect(dialog.get_by_role("alert")).to_contain_text(said)
     dialog.get_by_label("Token").fill(token("operator")[:-3] + "AAA")
     dialog.get_by_role("button", name="Sign in").click()
     expect(dialog.get_by_role("alert")).to_contain_text("not known here")
@@ -489,6 +494,37 @@ def test_a_deleted_job_leaves_a_page_that_says_so(visit: Visit) -> None:
     expect(page.locator("h1")).to_have_text("digits-mlp")
     visit.site.change(lambda simulation: simulation.act_on_job("job-digits", "delete"))
     expect(page.locator("main")).to_contain_text("There is no such job")
+
+
+@in_browser()
+def test_an_address_that_nobody_has_made_is_no_lost_connection(visit: Visit) -> None:
+    page = visit.open("#/jobs/100%")
+    expect(page.locator("main")).to_contain_text("There is no such job")
+    expect(page.locator(".connection")).to_have_attribute("data-state", "live")
+
+
+@in_browser(after_a_while)
+def test_an_answer_about_a_state_that_is_over_changes_nothing(visit: Visit) -> None:
+    held: list[Route] = []
+
+    def hold_the_first(route: Route) -> None:
+        if held:
+            route.continue_()
+        else:
+            held.append(route)
+
+    visit.page.route(f"**/api/v1/jobs/{JOB}", hold_the_first)
+    page = visit.open(JOB_PAGE)
+    expect(page.locator(".job-head .badge")).to_have_text("running")
+    visit.site.change(lambda simulation: simulation.act_on_job(JOB, "pause"))
+    plan = page.locator(".plan-verdict")
+    expect(plan).to_be_visible()
+    detail = visit.site.hub.simulation.detail(JOB)
+    early = msgspec.to_builtins(replace(detail, plan=None))
+    with page.expect_response(f"**/api/v1/jobs/{JOB}"):
+        held[0].fulfill(json=early)
+    page.evaluate("fetch('/healthz').then((answer) => answer.text())")
+    expect(plan).to_be_visible()
 
 
 def test_the_browser_leaves_no_event_loop_behind(browser: BrowserThread) -> None:

@@ -24,9 +24,21 @@ let page = null;
 /** @returns {import("./types.js").Page} */
 function pageOfAddress() {
   const [, first, second] = location.hash.split("/");
-  if (first === "jobs" && second) return jobPage(context, decodeURIComponent(second));
+  if (first === "jobs" && second) return jobPage(context, decoded(second));
   if (first === "events") return eventsPage(context);
   return overviewPage(context);
+}
+
+/**
+ * Whoever has typed something else gets the page that says that there is no such job.
+ * @param {string} part of the address
+ */
+function decoded(part) {
+  try {
+    return decodeURIComponent(part);
+  } catch {
+    return part;
+  }
 }
 
 function showPage() {

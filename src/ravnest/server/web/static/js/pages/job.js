@@ -47,14 +47,16 @@ export function jobPage(context, id) {
   }
 
   async function fetchDetails() {
+    const asked = known;
     try {
       const detail = await http.get(jobPath(id), closing.signal);
+      if (known !== asked) return; // of a state that is over; the next answer is on its way
       problem.hidden = true;
       run = store.runs.get(id) ?? detail.run;
       plan.setPlan(detail.plan, detail.job.state);
       showRun();
     } catch (error) {
-      if (closing.signal.aborted) return;
+      if (closing.signal.aborted || known !== asked) return;
       problem.hidden = false;
       problem.textContent = `Details could not be fetched: ${error instanceof Error ? error.message : error}`;
     }
