@@ -105,7 +105,7 @@ class Hub:
 
 def role_of(request: Request) -> Role | None:
     text = request.headers.get("authorization", "").removeprefix("Bearer ")
-    for role in ("viewer", "requester", "operator"):
+    for role in ("provider", "viewer", "requester", "operator"):
         if text == token(role):
             return role
     return None
@@ -183,7 +183,6 @@ def make_app(hub: Hub) -> Starlette:
         Route("/api/v1/whoami", viewing(whoami)),
         Route("/api/v1/stream", viewing(stream)),
         Route("/api/v1/events", viewing(lambda request: answer(simulation.events))),
-        Route("/api/v1/jobs", viewing(lambda request: answer(list(simulation.jobs.values())))),
         Route(
             "/api/v1/providers",
             viewing(lambda request: answer(list(simulation.providers.values()))),

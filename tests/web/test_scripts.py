@@ -4,7 +4,6 @@ from typing import Any
 
 import pytest
 from web.browser import Visit, in_browser
-from web.fake_server import token
 
 NOTHING = "\u2013"
 pytestmark = pytest.mark.needs("chromium")
@@ -157,14 +156,6 @@ def test_changes_in_order_give_what_a_new_overview_would(visit: Visit) -> None:
         "[...c.providers].sort()]; })()",
     )
     assert same == [[{"id": 2, "name": "x"}, {"id": 3}], [], ["b"], [1, 2, 3]]
-
-
-@in_browser()
-def test_roles_are_read_off_tokens(visit: Visit) -> None:
-    for role in ("provider", "requester", "viewer", "operator"):
-        assert run(visit, "api/session.js", f"m.roleOf('{token(role)}')") == role
-    assert run(visit, "api/session.js", "m.roleOf('rav1_%%%')") is None
-    assert run(visit, "api/session.js", "m.roleOf('hello')") is None
 
 
 @in_browser()

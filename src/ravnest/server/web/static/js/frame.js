@@ -144,7 +144,7 @@ export class Frame {
   #showRole() {
     const { role, name } = this.context.session;
     this.role.hidden = !role;
-    setText(this.role, role ?? "");
+    setText(this.role, role);
     setAttribute(this.role, "title", name ? `signed in as ${name}` : null);
     setText(this.sign, this.context.session.token ? "Sign out" : "Sign in");
   }

@@ -1,7 +1,6 @@
 /** The field for a token. It is checked with the server before it is kept. */
 
 import { refusalOf } from "./api/http.js";
-import { roleOf } from "./api/session.js";
 import { h, setText } from "./dom.js";
 import { openDialog } from "./ui/dialog.js";
 
@@ -38,28 +37,24 @@ export function signInDialog(session) {
     event.preventDefault();
     submit.disabled = true;
     const token = input.value.trim();
-    const { name, trouble } = await nameOf(token);
+    const { role, name, trouble } = await whois(token);
     submit.disabled = false;
     problem.hidden = !trouble;
     setText(problem, trouble);
     if (trouble) return;
     dialog.close();
-    session.signIn(token, name);
+    session.signIn({ token, role, name });
   });
 }
 
 /**
  * @param {string} token
- * @returns {Promise<{name: string, trouble: string}>} no trouble if the server accepts it
+ * @returns {Promise<{role: string, name: string, trouble: string}>} no trouble if it is one to look with
  */
-async function nameOf(token) {
-  const refused = (/** @type {string} */ trouble) => ({ name: "", trouble });
-  const role = roleOf(token);
-  if (!role) return refused("This is no token: one begins with rav1_. Was it copied completely?");
-  if (role === "provider") {
-    return refused(
-      "This token is for machines that join. To look at the pool, ask for a viewer, requester or operator token.",
-    );
+async function whois(token) {
+  const refused = (/** @type {string} */ trouble) => ({ role: "", name: "", trouble });
+  if (!token.startsWith("rav1_")) {
+    return refused("This is no token: one begins with rav1_. Was it copied completely?");
   }
   try {
     const response = await fetch("/api/v1/whoami", {
@@ -68,7 +63,12 @@ async function nameOf(token) {
       signal: AbortSignal.timeout(15_000),
     });
     if (!response.ok) return refused((await refusalOf(response)).message);
-    return { name: String((await response.json()).name), trouble: "" };
+    const { role, name } = await response.json();
+    return role === "provider"
+      ? refused(
+          "This token is for machines that join. To look at the pool, ask for a viewer, requester or operator token.",
+        )
+      : { role, name, trouble: "" };
   } catch {
     return refused("The server does not answer. Try again in a moment.");
   }

@@ -1,39 +1,21 @@
-/** Who the reader is: a token and its name, kept for this tab only, and what they allow. */
+/** Who the reader is: a token and whom the server takes it for, kept for this tab only. */
 
-const KEY = "ravnest.token";
-const NAME_KEY = "ravnest.name";
-const PREFIX = "rav1_";
-const ROLES = ["provider", "requester", "viewer", "operator"];
+const KEY = "ravnest.session";
+const NOBODY = { token: "", role: "", name: "" };
 
 /**
- * The role that a token says it has; null if this is no token. Whether the server agrees is another
- * matter: what the page hides or shows protects nothing.
- * @param {string} token
- * @returns {string|null}
+ * Says "change" when the reader signs in or out. What the page hides or shows by the role protects
+ * nothing: the server decides.
  */
-export function roleOf(token) {
-  if (!token.startsWith(PREFIX)) return null;
-  try {
-    const body = token.slice(PREFIX.length).replaceAll("-", "+").replaceAll("_", "/");
-    return ROLES[atob(body).charCodeAt(0)] ?? null;
-  } catch {
-    return null;
-  }
-}
-
-/** Says "change" when the reader signs in or out. */
 export class Session extends EventTarget {
   /** @param {Storage} storage */
   constructor(storage) {
     super();
     this.storage = storage;
-    this.token = storage.getItem(KEY) ?? "";
-    /** Whom the server takes the token for. */
-    this.name = storage.getItem(NAME_KEY) ?? "";
-  }
-
-  get role() {
-    return roleOf(this.token);
+    const { token, role, name } = { ...NOBODY, ...JSON.parse(storage.getItem(KEY) ?? "{}") };
+    this.token = token;
+    this.role = role;
+    this.name = name;
   }
 
   /**
@@ -53,22 +35,22 @@ export class Session extends EventTarget {
     return this.role === "operator";
   }
 
-  /**
-   * @param {string} token
-   * @param {string} name
-   */
-  signIn(token, name) {
-    this.token = token;
-    this.name = name;
-    this.storage.setItem(KEY, token);
-    this.storage.setItem(NAME_KEY, name);
-    this.dispatchEvent(new Event("change"));
+  /** @param {{token: string, role: string, name: string}} reader */
+  signIn(reader) {
+    this.storage.setItem(KEY, JSON.stringify(reader));
+    this.#become(reader);
   }
 
   signOut() {
-    this.token = this.name = "";
     this.storage.removeItem(KEY);
-    this.storage.removeItem(NAME_KEY);
+    this.#become(NOBODY);
+  }
+
+  /** @param {{token: string, role: string, name: string}} reader */
+  #become({ token, role, name }) {
+    this.token = token;
+    this.role = role;
+    this.name = name;
     this.dispatchEvent(new Event("change"));
   }
 
