@@ -8,11 +8,10 @@ import { h } from "../dom.js";
  * @param {{wide?: boolean}} [options]
  */
 export function openDialog(title, content, { wide = false } = {}) {
-  const heading = h("h2", { id: "dialog-title" }, title);
   const element = h(
     "dialog",
-    { class: wide ? "dialog wide" : "dialog", "aria-labelledby": "dialog-title" },
-    h("div", { class: "dialog-body" }, heading, content),
+    { class: wide ? "dialog wide" : "dialog", "aria-label": title },
+    h("div", { class: "dialog-body" }, h("h2", {}, title), content),
   );
   element.addEventListener("close", () => element.remove());
   element.addEventListener("click", (event) => {
