@@ -139,12 +139,12 @@ class Worker:
                 self._on_report(said.report)
 
     def _outcome(self, code: int) -> WorkEnd:
+        if self._end is not None:  # whatever was done to it afterwards
+            return self._end
         if self._killed_for is not None:
             return self._failed(self._killed_for)
-        if self._end is None:
-            how = f"signal {-code}" if code < 0 else f"code {code}"
-            return self._failed(f"the worker ended with {how} without a word{self._last_words()}")
-        return self._end
+        how = f"signal {-code}" if code < 0 else f"code {code}"
+        return self._failed(f"the worker ended with {how} without a word{self._last_words()}")
 
     def _failed(self, reason: str) -> WorkEnd:
         return WorkEnd(outcome="failed", epochs_done=self._epochs_done, reason=reason[:4000])
@@ -173,7 +173,7 @@ class Worker:
             self._overdue = asyncio.get_running_loop().call_later(_STOP_GRACE_S, self.kill, late)
 
     def kill(self, reason: str) -> None:
-        """At once. It has failed for that reason."""
+        """At once. It has failed for that reason, unless it has said how it ended."""
         self._killed_for = self._killed_for or reason
         self._kill_all()
 
