@@ -1,5 +1,6 @@
 """Which server and which token are meant."""
 
+import os
 import stat
 
 import pytest
@@ -7,6 +8,7 @@ from scripted import Scripted
 
 from ravnest.api import DEFAULT_PORT
 from ravnest.api.tokens import Token
+from ravnest.client import known
 from ravnest.client.address import ServerAddress
 from ravnest.client.known import Access, find_access, open_client, remember
 from ravnest.errors import ServerError, TokenError
@@ -85,6 +87,21 @@ def test_tokens_are_kept_from_other_users(tmp_path):
     path = folder / "servers.json"
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+
+
+def test_two_processes_may_remember_a_server_at_once(tmp_path, monkeypatch):
+    """One moved what the other had begun to write to its place, and the other found nothing."""
+    fsync, others = os.fsync, [ServerAddress("other", 2)]
+
+    def meanwhile(descriptor):
+        fsync(descriptor)
+        if others:
+            remember(Access(others.pop(), SECOND), tmp_path)
+
+    monkeypatch.setattr(known.os, "fsync", meanwhile)
+    remember(Access(ServerAddress("known", 1), FIRST), tmp_path)
+    assert find_access("known:1", environment={}, folder=tmp_path).token == FIRST
+    assert [path.name for path in tmp_path.iterdir()] == ["servers.json"]
 
 
 def test_a_damaged_file_is_named(tmp_path):

@@ -7,6 +7,7 @@ used last on this machine, else the server that runs here.
 """
 
 import os
+import secrets
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -133,16 +134,19 @@ def remember(access: Access, folder: Path) -> None:
 
 
 def write_private(path: Path, content: bytes) -> None:
-    """Readable by this user alone, from the first moment; complete or not at all."""
+    """Readable by this user alone, from the first moment; complete or not at all, also where two
+    processes write at once."""
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-    fresh = path.with_name(f"{path.name}.new")
-    fresh.unlink(missing_ok=True)
+    fresh = path.with_name(f"{path.name}.{secrets.token_hex(4)}")
     descriptor = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    with open(descriptor, "wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-    fresh.replace(path)
+    try:
+        with open(descriptor, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        fresh.replace(path)
+    finally:
+        fresh.unlink(missing_ok=True)
 
 
 def _authority_for(token: str | None, entry: KnownServer) -> str | None:
