@@ -76,6 +76,13 @@ def test_a_name_that_looks_the_same_is_the_same(name):
     assert successor.name == "ann"  # whose jobs these are
 
 
+def test_nobody_is_given_a_name_that_looks_like_anothers():
+    gate = access()
+    gate.make(NewToken(role="requester", name="Requester"), now=0)
+    record, _ = gate.make(NewToken(role="requester"), now=0, taken=["REQUESTER-2"])
+    assert record.name == "requester-3"
+
+
 def test_a_successor_is_made_only_of_a_name():
     with pytest.raises(TokenError, match="--name"):
         access().make(NewToken(role="requester", replace=True), now=0)

@@ -63,9 +63,9 @@ class Caller:
 ONLOOKER = Caller("onlooker", "onlooker")
 
 
-def _alike(name: str, other: str) -> bool:
-    """To a person who reads them in a list."""
-    return name.strip().casefold() == other.strip().casefold()
+def _as_read(name: str) -> str:
+    """By a person, in a list: names that are the same there are one name."""
+    return name.strip().casefold()
 
 
 class TokenRecord(msgspec.Struct, frozen=True, kw_only=True):
@@ -179,13 +179,14 @@ class Access:
             record.id
             for record in self._records.values()
             if record.role == wanted.role
-            and _alike(record.name, wanted.name or "")
+            and _as_read(record.name) == _as_read(wanted.name or "")
             and record.fault(now) is None
         ]
 
     def _unused_name(self, role: Role, taken: Collection[str]) -> str:
         """Also those of tokens that have ended count: whoever had them may come back."""
-        used = {record.name for record in self._records.values()} | set(taken)
+        used = {_as_read(record.name) for record in self._records.values()}
+        used |= {_as_read(name) for name in taken}
         name, number = str(role), 1
         while name in used:
             number += 1
