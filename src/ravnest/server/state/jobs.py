@@ -11,6 +11,8 @@ from ravnest.server.state.words import counted
 from ravnest.server.state.world import World
 
 NEW = "not looked at yet"
+_KEPT_BESIDE = ("spec", "hashes", "progress")
+"""Kinds of records that the service keeps of a job, and this never looks into."""
 
 
 def submitted(world: World, job: Job, now: float) -> None:
@@ -253,8 +255,8 @@ def _delete(world: World, job: Job, now: float) -> None:
     world.declined.pop(job.id, None)
     world.accusers.pop(job.id, None)
     world.out.remove(job.kind, job.key)
-    world.out.remove("spec", job.id)
-    world.out.remove("hashes", job.id)
+    for kind in _KEPT_BESIDE:
+        world.out.remove(kind, job.id)
     world.out.forget(job.id)
     world.out.jobs.add(job.id)
     world.order(Discard(job=job.id))

@@ -9,7 +9,6 @@ from ravnest.api.jobs import JobSpec
 from ravnest.api.requests import SUBMISSION_KEY, JobAction
 from ravnest.api.views import JobView
 from ravnest.errors import JobError
-from ravnest.server.changes import Remove
 from ravnest.server.service.api.checking import check_job
 from ravnest.server.service.api.providers import content_length
 from ravnest.server.service.calls import Call, Endpoint, understood
@@ -67,12 +66,11 @@ class _Requesters:
         job = _own_job(service, call)
         id = job.id
         deletes = wanted.action == "delete"
-        extra = [Remove("progress", id)] if deletes else []
         hashes = await service.core.read(lambda db: hashes_of(db, id)) if deletes else set()
         event = JobSteered(job=id, action=wanted.action, by=call.caller.name)
         job_of(service, call)  # somebody else may have deleted it meanwhile
         try:
-            await service.core.happen(event, extra)
+            await service.core.happen(event)
         except JobError as error:
             raise Refusal("conflict", str(error)) from None
         if not deletes:
