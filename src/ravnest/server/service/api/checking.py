@@ -16,8 +16,6 @@ COMPRESSIONS = ("auto", "fp16", "bf16", "int8", "int4s", "int4", "zstd")
 def check_job(spec: JobSpec) -> None:
     """`JobError` that names what is wrong. Says nothing about files that are not here yet."""
     _check_paths(spec)
-    if spec.planning.idle_gain < 1:
-        raise JobError(f"planning.idle_gain is {spec.planning.idle_gain}; it has to be 1 or more")
     packing = spec.training.compression
     if isinstance(packing, str) and packing not in COMPRESSIONS:
         raise JobError(
