@@ -1,5 +1,9 @@
 """A provider's own script: it finds its neighbours by the environment, and ends as it ends."""
 
+import io
+import os
+import queue
+import threading
 from pathlib import Path
 
 import pytest
@@ -10,6 +14,10 @@ from runs import TRAINING, plan_run, prepare, started, written
 from ravnest.agent.sandbox import sandboxed
 from ravnest.api.jobs import ScriptSpec
 from ravnest.api.limits import FileRef
+from ravnest.worker import script
+from ravnest.worker.orders import read_order
+from ravnest.worker.speech import Speech
+from ravnest.worker.steering import Steering
 
 SPEC = ScriptSpec(
     file=FileRef(path="script.py", sha256="0" * 64, size=1), arguments=("--epochs", "2")
@@ -164,6 +172,31 @@ def test_the_last_line_of_a_script_may_blame_another(tmp_path):
     with started(run) as processes:
         end = next(iter(processes.values())).end()
     assert end.culprit == "node_9"
+
+
+LEAVES_SOMEBODY_BEHIND = """
+import subprocess, sys
+subprocess.Popen([sys.executable, "-c", "open('until').read()"])
+print("goodbye", flush=True)
+"""
+
+
+def test_a_script_has_ended_though_a_process_that_it_started_goes_on(tmp_path, monkeypatch):
+    """It holds what the script has printed to open, and was waited for."""
+    monkeypatch.setattr(script, "GRACE_S", 0.1)
+    monkeypatch.setattr(script, "_close_to_others", lambda: None)
+    run = script_run(tmp_path, LEAVES_SOMEBODY_BEHIND)
+    folder = next(iter(run.folders.values()))
+    os.mkfifo(folder / "until")
+    ends = queue.Queue()
+    speech, steering = Speech(io.BytesIO()), Steering(io.BytesIO(), lambda: None)
+    work = script.ScriptRun(read_order(folder), folder, speech, steering)
+    other = os.open(folder / "until", os.O_RDWR)
+    try:
+        threading.Thread(target=lambda: ends.put(work.run()), daemon=True).start()
+        assert ends.get(timeout=runs.WAIT_S).outcome == "done"
+    finally:
+        os.close(other)
 
 
 def test_a_script_can_be_stopped(tmp_path):

@@ -19,7 +19,6 @@ import sys
 import threading
 import time
 from pathlib import Path
-from typing import IO
 
 import msgspec
 import psutil
@@ -93,17 +92,21 @@ class ScriptRun:
                 return self._failed(f"the script cannot be started: {error}")
             hearing.begin()
             self._speech.say(Started())
-            reports = threading.Thread(target=self._report, name="reporting", daemon=True)
-            reports.start()
+            threads = [
+                threading.Thread(target=act, args=(process,), name=act.__name__, daemon=True)
+                for act in (self._report, self._copy)
+            ]
+            for thread in threads:
+                thread.start()
             self._steering.obey_with(self._obey)
             try:
-                assert process.stdout is not None
-                self._copy(process.stdout)
                 code = process.wait()
             finally:
                 self._over.set()
                 self._kill()
-                reports.join(GRACE_S)
+                # Not for ever: processes that it has left behind may hold its pipes open.
+                for thread in threads:
+                    thread.join(GRACE_S)
                 hearing.join(GRACE_S)
         return self._end(code)
 
@@ -134,18 +137,17 @@ class ScriptRun:
             errors="replace",
         )
 
-    def _copy(self, stream: IO[str]) -> None:
+    def _copy(self, process: "subprocess.Popen[str]") -> None:
         """What it prints belongs into the log; its last line may say why it has ended."""
-        while text := stream.readline(_LINE):
+        assert process.stdout is not None
+        while text := process.stdout.readline(_LINE):
             sys.stderr.write(text)
             sys.stderr.flush()
             if text.strip():
                 self._last_line = text.strip()
 
-    def _report(self) -> None:
+    def _report(self, process: "subprocess.Popen[str]") -> None:
         """Until its Trainer says more about it, if it has one."""
-        assert self._process is not None
-        process = psutil.Process(self._process.pid)
         while not self._over.wait(max(self._order.report_s, 0.05)):
             if self._hearing is not None and self._hearing.has_heard:
                 return
@@ -153,7 +155,7 @@ class ScriptRun:
                 report = WorkReport(
                     at=time.time() + self._order.clock_offset_s,
                     epoch=self._work.epochs_done,
-                    memory_bytes=process.memory_info().rss,
+                    memory_bytes=psutil.Process(process.pid).memory_info().rss,
                 )
                 self._speech.say(Report(report))
 
