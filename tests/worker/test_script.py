@@ -14,6 +14,7 @@ from runs import TRAINING, plan_run, prepare, started, written
 from ravnest.agent.sandbox import sandboxed
 from ravnest.api.jobs import ScriptSpec
 from ravnest.api.limits import FileRef
+from ravnest.api.work import Report
 from ravnest.worker import script
 from ravnest.worker.orders import read_order
 from ravnest.worker.speech import Speech
@@ -172,6 +173,32 @@ def test_the_last_line_of_a_script_may_blame_another(tmp_path):
     with started(run) as processes:
         end = next(iter(processes.values())).end()
     assert end.culprit == "node_9"
+
+
+TAKES_IT_WELL = """
+import json, os, threading
+
+pipe = os.fdopen(json.loads(os.environ["RAVNEST_REPORTS"])["descriptor"], "wb", buffering=0)
+try:
+    pipe.write(b'{"type": "report", "report": {"at": 1.0, "epoch": EPOCHS, "notes": ["waits"]}}\\n')
+    threading.Event().wait(600)
+except KeyboardInterrupt:
+    open("package/trained.json", "w").write("{}")
+"""
+
+
+@pytest.mark.parametrize(("trained", "outcome", "counted"), [(1, "stopped", 0), (2, "done", 2)])
+def test_a_script_that_is_stopped_and_ends_well_is_done_only_if_it_says_so(
+    tmp_path, trained, outcome, counted
+):
+    """Half a training was taken for all of it."""
+    run = script_run(tmp_path, TAKES_IT_WELL.replace("EPOCHS", str(trained)))
+    with started(run) as processes:
+        worker = next(iter(processes.values()))
+        worker.wait_for(lambda line: isinstance(line, Report) and line.report.notes)
+        worker.steer("stop")
+        end = worker.end()
+    assert (end.outcome, end.saved, end.epochs_done) == (outcome, True, counted), worker.log()
 
 
 LEAVES_SOMEBODY_BEHIND = """

@@ -39,6 +39,8 @@ class Hearing:
         self._read: int | None = None
         self._thread = threading.Thread(target=self._listen, name="hearing", daemon=True)
         self.has_heard = False
+        self.epochs = 0
+        """Whole ones, as it last said."""
         self.scores: dict[str, float] = {}
         """Of the last validation, by series."""
 
@@ -86,7 +88,7 @@ class Hearing:
             return
         if not isinstance(said, Report):
             return
-        self.has_heard = True
+        self.has_heard, self.epochs = True, said.report.epoch
         for point in said.report.points:
             known = point.series in self.scores or len(self.scores) < MOST_METRICS
             if point.series.startswith("eval/") and point.value is not None and known:

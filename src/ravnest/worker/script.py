@@ -163,8 +163,8 @@ class ScriptRun:
         if action != "stop":
             logger.warning("a script cannot be told to %s", action)
             return
-        self._was_stopped = True
         if self._process is not None and self._process.poll() is None:
+            self._was_stopped = True
             # As Ctrl-C does: the others of its cluster are told by it.
             with contextlib.suppress(ProcessLookupError):
                 self._process.send_signal(
@@ -176,9 +176,11 @@ class ScriptRun:
             self._process.kill()
 
     def _end(self, code: int) -> WorkEnd:
-        saved = self._saves.is_new()
-        if code == 0:
-            epochs = self._work.training.epochs if saved else self._work.epochs_done
+        saved, wanted = self._saves.is_new(), self._work.training.epochs
+        heard = 0 if self._hearing is None else self._hearing.epochs
+        # One that takes an interruption well ends well, with less than it was to train.
+        if code == 0 and (not self._was_stopped or heard >= wanted):
+            epochs = wanted if saved else self._work.epochs_done
             return WorkEnd(outcome="done", epochs_done=epochs, saved=saved, metrics=self._scores())
         if self._was_stopped:
             return WorkEnd(
