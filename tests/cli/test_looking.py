@@ -109,10 +109,12 @@ def test_without_a_server_the_error_says_how_to_name_one(capsys):
     assert "--server" in capsys.readouterr().err
 
 
-def test_an_unknown_token_is_refused_in_the_servers_words(site, capsys):
+def test_an_unknown_token_is_refused_in_the_servers_words_and_forgotten(ravnest, site, capsys):
+    ravnest("job", "list")
     other = token("viewer")[:-4] + "AAAA"
     assert main(["status", "--server", site.url, "--insecure", "--token", other]) == 1
     assert "expired" in capsys.readouterr().err
+    assert main(["status"]) == 0, "the one before is still known"
 
 
 def test_jobs_are_listed(ravnest):

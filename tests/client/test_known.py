@@ -120,7 +120,8 @@ def test_the_first_conversation_fetches_the_authority_and_the_next_one_has_it(tm
         access = find_access(
             str(server.address), str(server.token()), environment={}, folder=tmp_path
         )
-        open_client(access, remember_in=tmp_path).close()
+        with open_client(access) as client:
+            remember(Access(access.address, access.token, client.authority), tmp_path)
         assert [path for _, path, _ in server.seen] == ["/api/v1/authority"]
         again = find_access(environment={}, folder=tmp_path)
         assert again.authority == server.pem

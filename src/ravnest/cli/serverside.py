@@ -42,16 +42,11 @@ def session_of(server: str | None, token: str | None, insecure: bool) -> "Sessio
     """A session; what was typed, later commands will find without being told."""
     from ravnest.session import Session
 
-    return Session(server, token, insecure=insecure, remember=_was_typed("server", "token"))
-
-
-def _was_typed(first: str, *others: str) -> bool:
-    """A token from the environment is not written to a file: that may be why it is there."""
-    source = click.get_current_context().get_parameter_source
-    environment = click.core.ParameterSource.ENVIRONMENT
-    return source(first) is click.core.ParameterSource.COMMANDLINE and all(
-        source(one) is not environment for one in others
-    )
+    source, kinds = click.get_current_context().get_parameter_source, click.core.ParameterSource
+    # A token from the environment is not written to a file: that may be why it is there.
+    is_private = source("token") is kinds.ENVIRONMENT
+    remember = source("server") is kinds.COMMANDLINE and not is_private
+    return Session(server, token, insecure=insecure, remember=remember)
 
 
 def print_json(value: Any) -> None:

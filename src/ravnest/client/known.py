@@ -93,9 +93,8 @@ def find_access(
     return Access(address, found, _authority_for(found, entry))
 
 
-def open_client(access: Access, *, remember_in: Path | None = None) -> HttpClient:
-    """A client for it; the authority is fetched and checked if it is not known yet. With
-    `remember_in`, the next call of `find_access` there finds this server."""
+def open_client(access: Access) -> HttpClient:
+    """A client for it; the authority is fetched and checked if it is not known yet."""
     if access.address.scheme == "https" and access.authority is None:
         if access.token is None:
             raise TokenError(
@@ -104,8 +103,6 @@ def open_client(access: Access, *, remember_in: Path | None = None) -> HttpClien
             )
         fingerprint = Token.parse(access.token).fingerprint
         access = Access(access.address, access.token, fetch_authority(access.address, fingerprint))
-    if remember_in is not None:
-        remember(access, remember_in)
     return HttpClient(access.address, authority=access.authority, bearer=access.token)
 
 
@@ -126,6 +123,7 @@ def read_known(folder: Path) -> KnownServers:
 
 
 def remember(access: Access, folder: Path) -> None:
+    """The next call of `find_access` there finds this server."""
     known = read_known(folder)
     known.servers[str(access.address)] = KnownServer(
         token=access.token or "", authority=access.authority or "", used_at=time.time()

@@ -9,7 +9,7 @@ from typing import Any, Literal
 from ravnest.api.requests import NewToken, Role, TokenMade, TokenShown
 from ravnest.api.views import EventView, JobView, Me, Overview, ProviderView
 from ravnest.client.http import HttpClient
-from ravnest.client.known import find_access, home, open_client, who_is
+from ravnest.client.known import Access, find_access, home, open_client, remember, who_is
 from ravnest.client.stream import follow
 from ravnest.errors import JobError, TokenError
 from ravnest.session.following import decoded
@@ -42,7 +42,11 @@ class Session:
     def client(self) -> HttpClient:
         """What requests go through; made, and the server recognised, when it is first needed."""
         if self._client is None:
-            self._client = open_client(self._access, remember_in=home() if self._remember else None)
+            self._client = open_client(self._access)
+            if self._remember:
+                who_is(self._client)  # what is refused must not take the place of what works
+                address, token = self._access.address, self._access.token
+                remember(Access(address, token, self._client.authority), home())
         return self._client
 
     @property
