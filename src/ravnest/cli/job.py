@@ -7,13 +7,12 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from ravnest.cli import EXIT_FAILED
 from ravnest.cli.asking import confirm
 from ravnest.cli.serverside import json_option, print_json, server_options, session_of
 
 if TYPE_CHECKING:
     from ravnest.session import Job
-
-EXIT_FAILED = 1
 
 id_argument = click.argument("job_id", required=False, metavar="[ID]")
 
