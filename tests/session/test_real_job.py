@@ -7,7 +7,7 @@ import sys
 
 import pytest
 import torch
-from session.real_server import RealServer
+from servers import running_server
 from torch import nn
 
 from ravnest import Session
@@ -45,7 +45,7 @@ def home(tmp_path, monkeypatch):
 
 @pytest.fixture
 def server(tmp_path):
-    with RealServer(tmp_path / "server") as running:
+    with running_server(tmp_path / "server") as running:
         yield running
 
 
@@ -62,15 +62,19 @@ def providers(server, tmp_path):
         log = (tmp_path / f"{name}.log").open("wb")
         joined.append(subprocess.Popen(command, env=own, stdout=log, stderr=subprocess.STDOUT))
         log.close()
-    with Session(server.url, server.token("viewer")) as session:
-        for now in session.watch():
-            if sum(one.state == "idle" and one.measured for one in now.providers) == 2:
-                break
-    yield joined
-    for process in joined:
-        process.send_signal(signal.SIGINT)
-    for process in joined:
-        process.wait(PATIENCE_S)
+    try:
+        with Session(server.url, server.token("viewer")) as session:
+            for now in session.watch(PATIENCE_S):
+                if sum(one.state == "idle" and one.measured for one in now.providers) == 2:
+                    break
+            else:
+                raise TimeoutError("the two have not joined")
+        yield joined
+    finally:
+        for process in joined:
+            process.send_signal(signal.SIGINT)
+        for process in joined:
+            process.wait(PATIENCE_S)
 
 
 def test_one_command_has_a_model_trained_by_two_machines(server, providers, tmp_path, capsys):

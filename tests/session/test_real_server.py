@@ -2,7 +2,7 @@
 
 import msgspec
 import pytest
-from session.real_server import RealServer
+from servers import running_server
 
 from ravnest import Session
 from ravnest.api.tokens import Token
@@ -22,7 +22,7 @@ def home(tmp_path, monkeypatch):
 
 @pytest.fixture
 def server(tmp_path):
-    with RealServer(tmp_path / "server") as running:
+    with running_server(tmp_path / "server") as running:
         yield running
 
 
@@ -70,18 +70,19 @@ def test_status_and_its_stream(server, capsys):
 def test_the_doctor_tells_good_tokens_from_bad_ones(server, capsys):
     good = findings(capsys, server.url, "--token", server.token("requester"), code=0)
     assert good["token"].verdict == good["clock"].verdict == good["server"].verdict == "ok"
-    old = server.token("requester", made_hours_ago=2.0)
-    expired = findings(capsys, server.url, "--token", old, code=1)
-    assert "expired" in expired["token"].text
     foreign = str(Token.make("requester", b"\7" * 16))
     other = findings(capsys, server.url, "--token", foreign, code=1)
     assert "not the server that the token is from" in other["token"].text
+    old = server.token("requester")
+    server.ready.service.gate._clock = lambda: 4e9
+    expired = findings(capsys, server.url, "--token", old, code=1)
+    assert "expired" in expired["token"].text
 
 
 def test_an_impostor_gets_no_token(server, tmp_path):
     """Another server at the address that was known: its authority is not the right one."""
     token = server.token("requester")
-    with RealServer(tmp_path / "other") as impostor:
+    with running_server(tmp_path / "other") as impostor:
         with Session(impostor.url, token) as session, pytest.raises(TokenError, match="in between"):
             session.overview()
-        assert token not in str(impostor.service.access.shown())
+        assert token not in str(impostor.ready.service.access.shown())
