@@ -50,14 +50,17 @@ _LAST = (
     "COALESCE((SELECT MAX(number) FROM ravnest_points), 0)"
 )
 _EVENTS = "SELECT number, at, level, text, job, provider FROM ravnest_events"
-# Every n-th point of each curve, counted from its beginning, and the last one.
-_SERIES = (
-    "SELECT number, job, series, cluster, step, epoch, at, value FROM ("
-    "SELECT *, ROW_NUMBER() OVER curve AS place, "
-    "COUNT(*) OVER (PARTITION BY series, cluster) AS total "
-    "FROM ravnest_points WHERE job = {p} "
-    "WINDOW curve AS (PARTITION BY series, cluster ORDER BY number)) AS numbered "
-    "WHERE (place - 1) % ((total + {p} - 1) / {p}) = 0 OR place = total ORDER BY number"
+_CURVES = (
+    "SELECT series, cluster, COUNT(*), MAX(number) FROM ravnest_points WHERE job = {p} "
+    "GROUP BY series, cluster"
+)
+# Every n-th point, counted from the beginning, and the last one. Which these are is in the index:
+# of the others, which may be a million, nothing is read.
+_CURVE = (
+    "SELECT number, job, series, cluster, step, epoch, at, value FROM ravnest_points "
+    "WHERE number IN (SELECT number FROM (SELECT number, ROW_NUMBER() OVER (ORDER BY number) "
+    "AS place FROM ravnest_points WHERE job = {p} AND series = {p} AND cluster = {p}) AS placed "
+    "WHERE (place - 1) % {p} = 0 OR number = {p})"
 )
 
 
@@ -77,7 +80,7 @@ class Statements:
             text: text.replace("%", remainder).replace("{p}", place)
             for text in (
                 *(_PUT, _REMOVE, _EVENT, _POINT, _FORGET, _PRUNE),
-                *(_RECORDS, _ONE, _LAST, _SERIES),
+                *(_RECORDS, _ONE, _LAST, _CURVES, _CURVE),
             )
         }
         self._place = place
@@ -128,9 +131,14 @@ class Statements:
         return [Event(*row) for row in reversed(cursor.fetchall())]
 
     def points(self, cursor: Cursor, job: str, most: int) -> list[Point]:
-        """At most about `most` of every curve."""
-        cursor.execute(self._text[_SERIES], (job, most, most))
-        return [Point(*row) for row in cursor.fetchall()]
+        """At most about `most` of every curve, in the order in which they came."""
+        found: list[Point] = []
+        cursor.execute(self._text[_CURVES], (job,))
+        for series, cluster, total, last in cursor.fetchall():
+            every = -(-total // most)
+            cursor.execute(self._text[_CURVE], (job, series, cluster, every, last))
+            found += [Point(*row) for row in cursor.fetchall()]
+        return sorted(found, key=lambda point: point.number)
 
 
 def _row(value: Event | Point) -> tuple[Any, ...]:
