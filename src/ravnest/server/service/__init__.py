@@ -9,7 +9,7 @@ api/            what is answered, by who asks; static.py: the pages of the dashb
 connections.py  agents that are connected; control.py: what they say
 reports.py      what workers say; moderation.py: how much of it
 live.py         what a run looks like at the moment; views.py: everything as others see it
-stream.py       changes, to everybody who looks
+stream.py       changes, to everybody who looks; curves.py: of a job, from their beginning
 patience.py     bodies of requests come in time, or are refused
 files.py        files by content, as they come in; downloads.py: as they go out
 runfiles.py     what providers get and bring back

@@ -20,6 +20,7 @@ from ravnest.server.service.calls import Desk
 from ravnest.server.service.connections import Connections
 from ravnest.server.service.control import ControlChannel
 from ravnest.server.service.core import Core
+from ravnest.server.service.curves import Curves
 from ravnest.server.service.errands import Errands
 from ravnest.server.service.files import Files
 from ravnest.server.service.forgetting import Forgetting
@@ -80,6 +81,7 @@ class Service:
         self.world = World.rebuilt(records, options.settings, events, self.started_at)
         self.core = Core(self.world, store, clock=clock)
         self.core.number_points_from(points)
+        self.curves = Curves(self.core)
         tokens = [msgspec.json.decode(body, type=TokenRecord) for body in records["token"]]
         self.access = Access(authority.fingerprint, tokens, self._credential_digest)
         self.gate = Gate(self.access, names=options.names, dashboard=options.dashboard, clock=clock)

@@ -21,9 +21,8 @@ from ravnest.server.service.live import TIMELINE_S
 from ravnest.server.service.problems import Refusal
 from ravnest.server.service.service import Service
 from ravnest.server.service.stream import MOST_LOOKING
-from ravnest.server.service.views import event_view, series_view
+from ravnest.server.service.views import event_view
 
-_POINTS = 2000
 _MOST_EVENTS = 1000
 
 
@@ -66,9 +65,9 @@ class _Viewers:
             raise Refusal("not_found", "there is no plan for this job yet")
         return plan.report
 
-    async def series(self, call: Call) -> Series:
-        job = job_of(self._service, call).id
-        return series_view(await self._service.core.read(lambda db: db.points(job, _POINTS)))
+    async def series(self, call: Call) -> Response:
+        content = await self._service.curves.of(job_of(self._service, call).id)
+        return Response(content, media_type="application/json")
 
     async def timeline(self, call: Call) -> Timeline:
         service, job = self._service, job_of(self._service, call).id
