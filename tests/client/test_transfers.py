@@ -81,6 +81,17 @@ def test_a_later_call_goes_on_with_the_part_that_is_there(server, tmp_path):
     assert shelf.starts == [1000]
 
 
+@pytest.mark.parametrize("damaged", [b"\0" * 1000, bytes(len(CONTENT))])
+def test_a_part_that_was_damaged_costs_nothing_but_time(server, tmp_path, damaged):
+    """The server was blamed for what a disk had lost."""
+    shelf = server.answers["GET", "/api/v1/f"] = Shelf()
+    (tmp_path / "file.part").write_bytes(damaged)
+    with server.client() as client:
+        download(client, "/f", tmp_path / "file", sha256=HASH, size=len(CONTENT))
+    assert (tmp_path / "file").read_bytes() == CONTENT
+    assert shelf.starts[-1] == 0
+
+
 def test_a_part_that_is_complete_already_needs_no_request(server, tmp_path):
     (tmp_path / "file.part").write_bytes(CONTENT)
     with server.client() as client:

@@ -60,7 +60,7 @@ async def fetch(
             done += size
             if size:
                 deadline = time.monotonic() + _SERVER_AWAY_S
-            on_share(done / max(1, total))
+            on_share(min(1.0, done / max(1, total)))  # some bytes may have come twice
         if bucket is not None:
             cancelled.wait(bucket.take(size))
 

@@ -74,23 +74,23 @@ def download(
     if sha256 is None:
         part.unlink(missing_ok=True)
     target.parent.mkdir(parents=True, exist_ok=True)
-    fetching = _Download(client, path, part, sha256, size, progress, query)
-    failures, before = 0, -1
-    while True:
-        try:
-            fetching.go_on()
-            break
-        except BrokenOffError:
-            failures = 1 if fetching.done > before else failures + 1
-            before = fetching.done
-            if failures == _ATTEMPTS or client.closed.wait(delay_s(failures - 1)):
-                raise
-    fetching.check()
+    was_there = part.exists()
+    try:
+        _Download(client, path, part, sha256, size, progress, query).run()
+    except _OtherContentError:
+        if not was_there:
+            raise
+        # What an earlier call has left was no beginning of it: a disk without power loses bytes.
+        _Download(client, path, part, sha256, size, progress, query).run()
     part.replace(target)
 
 
+class _OtherContentError(ServerError):
+    pass
+
+
 class _Download:
-    """What is known of a file while it comes."""
+    """What is known of a file while it comes; `run` until all of it is there."""
 
     def __init__(
         self,
@@ -107,7 +107,7 @@ class _Download:
         self._progress, self._query = progress, query
         self._tag: str | None = None
         self._hash = hashlib.sha256()
-        self.done = 0
+        self._done = 0
         if part.exists():
             self._take_up()
 
@@ -118,18 +118,31 @@ class _Download:
         with self._part.open("rb") as file:
             while piece := file.read(PIECE_BYTES):
                 self._hash.update(piece)
-                self.done += len(piece)
+                self._done += len(piece)
 
     def _from_the_start(self) -> None:
         self._hash = hashlib.sha256()
-        self.done = 0
+        self._done = 0
 
-    def go_on(self) -> None:
-        if self._size is not None and self.done == self._size and self._part.exists():
+    def run(self) -> None:
+        failures, before = 0, -1
+        while True:
+            try:
+                self._go_on()
+                break
+            except BrokenOffError:
+                failures = 1 if self._done > before else failures + 1
+                before = self._done
+                if failures == _ATTEMPTS or self._client.closed.wait(delay_s(failures - 1)):
+                    raise
+        self._check()
+
+    def _go_on(self) -> None:
+        if self._size is not None and self._done == self._size and self._part.exists():
             return
         headers = {}
-        if self.done:
-            headers["Range"] = f"bytes={self.done}-"
+        if self._done:
+            headers["Range"] = f"bytes={self._done}-"
             if self._tag:
                 # Another content under the same name must not become the rest of this one.
                 headers["If-Range"] = self._tag
@@ -144,24 +157,24 @@ class _Download:
                 self._from_the_start()
             self._tag = answer.headers.get("ETag", self._tag)
             self._sha256 = self._sha256 or answer.headers.get("X-Sha256")
-            with self._part.open("ab" if self.done else "wb") as file:
+            with self._part.open("ab" if self._done else "wb") as file:
                 for piece in answer.iter_bytes(PIECE_BYTES):
-                    self.done += len(piece)
-                    if self._size is not None and self.done > self._size:
+                    self._done += len(piece)
+                    if self._size is not None and self._done > self._size:
                         raise ServerError(f"{self._path} is larger than the {self._size} announced")
                     file.write(piece)
                     self._hash.update(piece)
                     if self._progress is not None:
-                        self._progress(self.done)
+                        self._progress(self._done)
 
-    def check(self) -> None:
-        right_size = self._size is None or self.done == self._size
+    def _check(self) -> None:
+        right_size = self._size is None or self._done == self._size
         if right_size and self._sha256 in (None, self._hash.hexdigest()):
             return
         self._part.unlink()
-        raise ServerError(
+        raise _OtherContentError(
             f"{self._path} came from {self._client.address} with another content than announced "
-            f"({self.done} bytes); nothing of it is kept"
+            f"({self._done} bytes); nothing of it is kept"
         )
 
 
