@@ -41,10 +41,10 @@ def test_a_sandbox_that_does_not_work_is_none(monkeypatch, no_memory):
     assert "does not work" in why_not()
 
 
+@pytest.mark.needs("bwrap")
 @pytest.mark.parametrize("place", ["elsewhere", "beside Python", "around Python"])
 def test_a_script_sees_its_own_folder_and_no_others(tmp_path, monkeypatch, place):
-    """Above all not the credential, wherever the agent's home is. Where there is no bubblewrap, the
-    command is looked at instead."""
+    """Above all not the credential, wherever the agent's home is."""
     home, python = tmp_path / "home", tmp_path / "python"
     if place == "beside Python":
         home = python / "share" / "provider"
@@ -60,30 +60,24 @@ def test_a_script_sees_its_own_folder_and_no_others(tmp_path, monkeypatch, place
     monkeypatch.syspath_prepend(str(secret))
     names = f"secret, python = {str(secret)!r}, {str(python)!r}\n"
     command = sandboxed([sys.executable, "-c", names + LOOK], folder, home)
-    assert str(secret) not in command
     assert "--die-with-parent" in command
-    assert "/" not in command[: command.index("--remount-ro")]
-    assert command.index(str(home)) > command.index("--tmpfs")
-    assert command[command.index("--bind") + 1] == str(folder)
-    if why_not() is None:
-        done = subprocess.run(command, capture_output=True, text=True)
-        shown = ["nothing there", "['lib']", "OSError", "OSError", "[]"]
-        if place == "beside Python":
-            shown[1] = "['lib', 'share']"
-        assert done.stdout.splitlines() == shown, done.stderr
-        assert (folder / "mine").read_text() == "1"
+    done = subprocess.run(command, capture_output=True, text=True)
+    shown = ["nothing there", "['lib']", "OSError", "OSError", "[]"]
+    if place == "beside Python":
+        shown[1] = "['lib', 'share']"
+    assert done.stdout.splitlines() == shown, done.stderr
+    assert (folder / "mine").read_text() == "1"
 
 
+@pytest.mark.needs("bwrap")
 def test_a_script_does_not_see_most_of_the_machine(tmp_path):
     unseen = ["/etc/shadow", "/etc/passwd", "/etc/ssl/private", "/srv", "/mnt", "/boot", "/var/log"]
     program = f"import os; print([path for path in {unseen} if os.path.exists(path)])"
     home = tmp_path / "home"
     (home / "work").mkdir(parents=True)
     command = sandboxed([sys.executable, "-c", program], home / "work", home)
-    assert not set(unseen) & set(command)
-    if why_not() is None:
-        done = subprocess.run(command, capture_output=True, text=True)
-        assert done.stdout == "[]\n", done.stderr
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.stdout == "[]\n", done.stderr
 
 
 POWERS = """
@@ -130,10 +124,8 @@ def test_where_there_can_be_no_user_namespace_there_are_no_capabilities_either(
     test_a_script_has_no_capabilities_whoever_started_the_agent(tmp_path, monkeypatch)
 
 
+@pytest.mark.needs("bwrap")
 def test_torch_can_be_used_in_a_sandbox(tmp_path):
-    if why_not() is not None:
-        assert "bwrap" in why_not()
-        return
     home = tmp_path / "home"
     (home / "work").mkdir(parents=True)
     program = "import torch; print(int((torch.ones(2, 2) @ torch.ones(2, 2)).sum()))"
