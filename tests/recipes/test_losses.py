@@ -89,6 +89,9 @@ def test_small_types_of_targets_are_fine():
     expected = nn.CrossEntropyLoss()(SCORES, CLASSES.clamp(min=0))
     found = value(SCORES, CLASSES.clamp(min=0).to(torch.uint8), "cross_entropy")
     torch.testing.assert_close(found, expected)
+    scores, many = torch.randn(4, 300), torch.tensor([156, 3, 255, 156])  # -100 is 156 in uint8
+    expected = nn.CrossEntropyLoss()(scores, many)
+    torch.testing.assert_close(value(scores, many.to(torch.uint8), "cross_entropy"), expected)
 
 
 def test_a_single_output_is_compared_with_a_plain_number():

@@ -108,6 +108,15 @@ def test_words_that_do_not_count_are_in_no_class():
         assert found[one.name] == pytest.approx(expected)
 
 
+def test_classes_of_a_small_type_are_all_counted():
+    """-100, which does not count, is 156 in uint8."""
+    truth = torch.tensor([156, 3, 156, 7])
+    scores = torch.nn.functional.one_hot(torch.tensor([156, 3, 3, 7]), 300).float()
+    of = recipe(metrics=(named("accuracy"), named("recall", positive=156)))
+    found = judged(of, both_halves(scores, truth.to(torch.uint8)))
+    assert (found["accuracy"], found["recall"]) == (0.75, 0.5)
+
+
 def test_differences_are_judged_number_by_number():
     output, target = torch.randn(5, 3), torch.randn(5, 3)
     of = recipe(loss("mse"), metrics=(named("mse"), named("rmse"), named("mae"), named("bias")))

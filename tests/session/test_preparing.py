@@ -196,6 +196,12 @@ def test_a_script_goes_along_instead_of_a_recipe(prepared, tmp_path):
     assert spec.script.file.path == "script.py"
 
 
+def test_a_model_may_have_more_classes_than_the_type_of_its_labels(prepared):
+    pixels, labels = images()
+    found = prepared(model=classifier(300), data=(pixels, (labels + 150).to(torch.uint8)))
+    assert found.spec.train.fields[1].dtype == "uint8"
+
+
 def test_a_last_batch_that_is_too_small_is_said(prepared, caplog):
     model = nn.Sequential(nn.Flatten(), nn.Linear(16, 8), nn.BatchNorm1d(8), nn.Linear(8, 10))
     with caplog.at_level(logging.WARNING, logger="ravnest"):

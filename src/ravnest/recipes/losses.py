@@ -122,7 +122,8 @@ def _by_classes(function: str) -> Callable[[Values], Built]:
         def count(output: Any, target: Any) -> float:
             if target.is_floating_point():
                 return float(target.numel() / target.shape[values["class_axis"] or 1])
-            kept = target[target != ignored].long()
+            kept = target.long()  # compared with a small type, -100 would be one of its classes
+            kept = kept[kept != ignored]
             return float(kept.numel() if weight is None else weight[kept.cpu()].sum())
 
         return Built(total, count)

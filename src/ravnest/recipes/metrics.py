@@ -278,8 +278,11 @@ def _on_first_loss(recipe: Recipe, judge: Judge, of_classes: bool) -> Metric:
     def metric(outputs: Any, batch: Batch) -> SumAndCount | ByClass | None:
         output = output_at(outputs, path)
         wanted = batch[target].to(output.device)
+        if not of_classes:
+            return judge(output, wanted)
         # Shares of classes have no right one: the accuracy that nobody asked for is left out.
-        return None if of_classes and wanted.is_floating_point() else judge(output, wanted)
+        # Compared with a small type, -100 would be one of its classes.
+        return None if wanted.is_floating_point() else judge(output, wanted.long())
 
     return metric
 

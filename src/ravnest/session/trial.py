@@ -154,6 +154,7 @@ def _check_targets(spec: InputSpec, part: PartReader, scores: Any, values: Value
                     f"{spec.field}.long()"
                 )
             return  # shares of every class
+        target = target.long()  # a small type cannot be compared with many classes
         shape = (scores.shape[0], *target.shape[1:])
         classes = scores.shape[class_axis(scores, shape, values["class_axis"])]
         wrong = ((target < 0) | (target >= classes)) & (target != values["ignore_index"])
