@@ -62,6 +62,17 @@ def test_cross_entropy_counts_what_is_not_ignored(criterion, count):
     assert torch.allclose(parts_of(criterion, outputs, labels, count).sum(), whole, rtol=1e-5)
 
 
+@pytest.mark.parametrize("weight", [None, torch.rand(200) + 0.5], ids=["plain", "weighted"])
+def test_classes_in_uint8_are_all_counted(weight):
+    """As torch does, to which -100 is not the class 156."""
+    torch.manual_seed(0)
+    outputs = torch.randn(8, 200)
+    labels = torch.tensor([156, 1, 156, 3, 7, 156, 199, 0], dtype=torch.uint8)
+    criterion = nn.CrossEntropyLoss(weight=weight)
+    parts = parts_of(criterion, outputs, labels, 3)
+    assert torch.allclose(parts.sum(), criterion(outputs, labels), rtol=1e-5)
+
+
 def test_nll_and_soft_targets():
     outputs, labels = tokens(UNEVEN)
     logs = outputs.log_softmax(1)

@@ -190,6 +190,7 @@ def _counted(criterion: Any, target: torch.Tensor) -> torch.Tensor | None:
     """What the mean is over: targets that are not ignored, by the weight of their class."""
     if target.is_floating_point():  # probabilities of classes: a mean over rows
         return torch.tensor(target.numel() / target.shape[1]) if target.dim() > 1 else None
+    target = target.long()  # in uint8, -100 would be class 156, and an index a mask
     kept = target[target != criterion.ignore_index]
     if criterion.weight is None:
         return torch.tensor(float(kept.numel()))
