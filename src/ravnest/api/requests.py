@@ -86,14 +86,28 @@ class ProviderAction(Strict, frozen=True, kw_only=True):
     action: Literal["pause", "resume", "remove"]
 
 
+Code = Literal[
+    "unauthorized",
+    "forbidden",
+    "not_found",
+    "too_large",
+    "invalid",
+    "conflict",
+    "limited",
+    "late",
+    "failed",
+    "full",
+]
+"""late: a body that does not come. full: the server's disk, or what it may hold; not for ever."""
+
+
 class Problem(Shown, frozen=True, kw_only=True):
     """The body of every answer that is not a success."""
 
     error: Text
     """For people: what was wrong, and what to do."""
     code: str
-    """For programs: unauthorized, forbidden, not_found, too_large, invalid, conflict, limited,
-    late, failed."""
+    """For programs: a `Code`, or one that a newer server knows."""
 
 
 class Health(Shown, frozen=True, kw_only=True):

@@ -15,11 +15,12 @@ from starlette.convertors import Convertor, register_url_convertor
 from starlette.requests import HTTPConnection, Request
 from starlette.responses import Response
 
+from ravnest.api.requests import Code
 from ravnest.errors import RavnestError, ServerError
 from ravnest.server.access import ONLOOKER, Caller, Right
 from ravnest.server.service.gate import Gate
 from ravnest.server.service.patience import Patience, in_time
-from ravnest.server.service.problems import Code, Refusal
+from ravnest.server.service.problems import Refusal
 
 logger = logging.getLogger("ravnest.server")
 

@@ -1,27 +1,10 @@
 """How a caller is told no: a status, a word for programs, a sentence for people."""
 
-import logging
-from typing import Literal
-
 import msgspec
 from starlette.responses import Response
 
-from ravnest.api.requests import Problem
+from ravnest.api.requests import Code, Problem
 
-logger = logging.getLogger("ravnest.server")
-
-Code = Literal[
-    "unauthorized",
-    "forbidden",
-    "not_found",
-    "too_large",
-    "invalid",
-    "conflict",
-    "limited",
-    "late",
-    "failed",
-    "full",
-]
 STATUS: dict[Code, int] = {
     "unauthorized": 401,
     "forbidden": 403,
