@@ -93,7 +93,8 @@ class Files:
             return None
 
     def touch(self, sha256: str) -> int | None:
-        """Its size; whoever asks for it needs it, so from now on it is as good as new."""
+        """Its size; whoever asks for it needs it, so from now on it is as good as new. Waits for
+        the disk, and for whoever removes a large file."""
         with _placing:
             with contextlib.suppress(OSError):
                 now = time.time_ns()  # that of the file system may be some milliseconds behind
@@ -102,7 +103,7 @@ class Files:
 
     async def receive_blob(self, sha256: str, size: int | None, body: AsyncIterator[bytes]) -> None:
         target = self._folders.blob(sha256)
-        if self.touch(sha256) is not None:
+        if await self.off_loop(self.touch, sha256) is not None:
             come = 0
             async for piece in body:  # the sender may expect no answer before it has said all
                 come += len(piece)

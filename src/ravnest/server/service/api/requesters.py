@@ -38,7 +38,8 @@ class _Requesters:
         return sha256
 
     async def has_blob(self, call: Call) -> Response:
-        size = self._service.files.touch(self._sha256(call))
+        files = self._service.files
+        size = await files.off_loop(files.touch, self._sha256(call))
         headers = {} if size is None else {"X-Size": str(size)}
         return Response(status_code=404 if size is None else 200, headers=headers)
 
