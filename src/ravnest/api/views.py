@@ -26,10 +26,10 @@ JobState = Literal[
     "done",
     "failed",
 ]
-ENDED_JOBS: frozenset[JobState] = frozenset({"stopped", "done", "failed"})
 """waiting: the pool cannot hold the model yet (see `reason`). planned: waits to be started.
 preparing: providers fetch their parts. fusing: stages are put together. stopped: by request, can be
 resumed."""
+ENDED_JOBS: frozenset[JobState] = frozenset({"stopped", "done", "failed"})
 ProviderState = Literal[
     "idle", "preparing", "ready", "training", "returning", "paused", "resting", "away"
 ]
