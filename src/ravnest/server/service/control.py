@@ -1,7 +1,6 @@
 """The control channel: what an agent says, taken as events; what it is told, sent in order."""
 
 import asyncio
-import logging
 from collections.abc import Awaitable, Callable
 
 import msgspec
@@ -22,8 +21,6 @@ from ravnest.server.service.connections import Connection, Connections
 from ravnest.server.service.core import Core
 from ravnest.server.service.problems import Refusal
 from ravnest.server.state.events import Connected, Disconnected, Heard
-
-logger = logging.getLogger("ravnest.server")
 
 FIRST_WORD_S = 20.0
 MESSAGE_BYTES = 2 << 20

@@ -5,7 +5,6 @@ all. Whoever does not read fast enough is let go; they can come back and get eve
 """
 
 import asyncio
-import logging
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterable
 from typing import Any
@@ -23,8 +22,6 @@ from ravnest.api.views import (
 )
 from ravnest.server.service.views import event_view
 from ravnest.server.state.effects import Effects
-
-logger = logging.getLogger("ravnest.server")
 
 PERIOD_S = 1.0
 ALIVE_S = 15.0
