@@ -13,7 +13,7 @@ import psutil
 import pytest
 from made import assignment
 from running import Running, assign, beat_of, files, run, task, train
-from toyserver import WAIT_S
+from toyserver import WAIT_S, ToyServer
 
 from ravnest.agent import fetching, sandbox
 from ravnest.agent.errand import Errand
@@ -262,7 +262,6 @@ def test_what_takes_long_is_not_done_in_the_thread_that_answers(tmp_path, monkey
     monkeypatch.setattr(sandbox, "why_not", why_not)
     older = tmp_path / "home" / "work" / "older"
     older.mkdir(parents=True)
-    (older / "assignment.json").write_text("{}")
 
     async def test(server):
         async with Running(server, tmp_path / "home", caps=Caps(scripts="sandboxed")):
@@ -426,6 +425,31 @@ def test_results_are_delivered_by_the_next_agent(tmp_path):
             ended = await server.hear(Ended)
             assert (ended.end.outcome, len(ended.results)) == ("stopped", 2)
             assert server.results["trained.json"] == b"{}"
+
+    run(test, tmp_path)
+
+
+def test_results_for_one_server_are_not_brought_to_another_nor_lost(tmp_path):
+    """Both call this provider 7; whoever heard of a part that it does not know had it removed."""
+
+    async def test(server):
+        async with Running(server, tmp_path / "home") as running:
+            await train(server, task(server, "patience"))
+            await server.stop()
+            running.agent.leave()
+            await running.tells("ended")
+        async with (
+            ToyServer(tmp_path / "another") as other,
+            Running(other, tmp_path / "home") as running,
+        ):
+            hello = await other.hear(Hello)
+            assert (hello.state, hello.assignment) == ("idle", None)
+            kept = tmp_path / "home" / "undelivered" / "a7"
+            assert running.told("undelivered") == [f"results for another server are in {kept}"]
+            assert (kept / "trained-0123456789abcdef.safetensors").read_bytes() == b"weights"
+            await assign(other, task(other))
+            assert kept.exists()
+        await server.start()
 
     run(test, tmp_path)
 

@@ -125,7 +125,9 @@ class Agent:
 
     def _take_up(self) -> None:
         """What an earlier agent did not finish."""
-        left = self._folders.left_behind(self._around.identity.provider)
+        for kept in self._folders.keep_others(self._around.identity):
+            self._show("undelivered", f"results for another server are in {kept}")
+        left = self._folders.left_behind(self._around.identity)
         if left is not None:
             assignment, end = left
             self._show("taken up", f"found what is left of {assignment.job_name}: {end.outcome}")

@@ -76,7 +76,7 @@ class Errand:
     async def prepare(self, on_share: Callable[[float], None]) -> tuple[int, ...]:
         """Everything but the start; returns the neighbours that only the server reaches."""
         around, loop = self._around, asyncio.get_running_loop()
-        self.folder.begin(self.assignment, around.identity)
+        self.folder.begin(around.identity)
         told = 0.0
 
         def share(value: float) -> None:
@@ -198,7 +198,8 @@ class Errand:
                 bandwidth_mbps=around.settings.caps.bandwidth_mbps,
                 report_s=around.report_s,
                 clock_offset_s=around.clock_offset_s,
-            )
+            ),
+            around.identity,
         )
 
     def _command(self) -> list[str] | None:

@@ -3,11 +3,11 @@
 files/…                              see `keeping.py`
 gone/…                               put away, to be removed
 records/<assignment>/order.json      what the worker was told, written before it starts
+                     server          for whom
                      ended.json      how it ended
                      worker.log      what it printed
 undelivered/<assignment>/            results that the server did not want: the only ones there are
-work/<assignment>/assignment.json    as it came
-                  …                  the rest as the worker expects it
+work/<assignment>/                   as the worker expects it
 
 The worker may be a stranger's script. It writes to its folder under work/ what it likes, links and
 pipes too, so of that folder nothing is believed, and no path in it is opened that it may have made.
@@ -58,9 +58,8 @@ class AssignmentFolder:
             raise JobError(f"the assignment has a file {relative!r} outside its folder")
         return target
 
-    def begin(self, assignment: Assignment, identity: Identity) -> None:
+    def begin(self, identity: Identity) -> None:
         self.path.mkdir(parents=True, exist_ok=True, mode=0o700)
-        write_private(self.path / "assignment.json", msgspec.json.encode(assignment))
         for name, source in (
             ("ca.pem", identity.authority_file),
             ("certificate.pem", identity.certificate_file),
@@ -80,7 +79,8 @@ class AssignmentFolder:
         path = self.path / "node_data" / "nodes" / f"{assignment.node}.json"
         write_private(path, msgspec.json.encode(document))
 
-    def give_order(self, order: WorkOrder) -> None:
+    def give_order(self, order: WorkOrder, identity: Identity) -> None:
+        write_private(self.records / "server", identity.folder.name.encode())
         for place in (self.records, self.path):
             write_private(place / "order.json", msgspec.json.encode(order))
 
@@ -131,22 +131,32 @@ class WorkFolders:
                 self._move_away(path)
         return kept
 
-    def left_behind(self, provider: int) -> tuple[Assignment, WorkEnd] | None:
+    def keep_others(self, identity: Identity) -> list[Path]:
+        """Results that an earlier agent could not deliver to another server than this one's."""
+        kept = []
+        for folder in sorted(self.root.glob("*/")):
+            left = _unfinished(self.of(folder.name).records)
+            if left is not None and left.end.saved and not left.is_of(identity):
+                kept.append(self.keep_results(folder.name))
+        return [path for path in kept if path is not None]
+
+    def left_behind(self, identity: Identity) -> tuple[Assignment, WorkEnd] | None:
         """What an earlier agent did not finish and the server should hear of. The rest is
         removed, but for files that had been fetched: the assignment may come again."""
-        found: list[tuple[float, Assignment, WorkEnd]] = []
+        found: list[tuple[float, _Left]] = []
         for folder in sorted(self.root.glob("*/")):
-            work = _unfinished(self.of(folder.name).records)
-            if work is not None and work[0].provider == provider:
-                found.append((folder.stat().st_mtime, *work))
-            elif not (folder / "assignment.json").exists() or work is not None:
+            left = _unfinished(self.of(folder.name).records)
+            if left is not None and left.is_of(identity):
+                found.append((folder.stat().st_mtime, left))
+            elif left is not None:
                 self._remove(folder.name)
         if not found:
             return None
         found.sort(key=lambda each: each[0])
-        for _, older, _ in found[:-1]:
-            self._remove(older.id)
-        return found[-1][1:]
+        for _, older in found[:-1]:
+            self._remove(older.assignment.id)
+        _, newest = found[-1]
+        return newest.assignment, newest.end
 
     def put_away(self, assignment: str) -> None:
         """Out of the way at once, so that the same may come again; `empty` takes longer."""
@@ -174,13 +184,26 @@ class WorkFolders:
             shutil.rmtree(folder, ignore_errors=True)
 
 
-def _unfinished(records: Path) -> tuple[Assignment, WorkEnd] | None:
+@dataclass(frozen=True)
+class _Left:
+    assignment: Assignment
+    end: WorkEnd
+    server: str
+
+    def is_of(self, identity: Identity) -> bool:
+        """Servers number their providers alike."""
+        mine = (identity.provider, identity.folder.name)
+        return (self.assignment.provider, self.server) == mine
+
+
+def _unfinished(records: Path) -> _Left | None:
     try:
         order = msgspec.json.decode((records / "order.json").read_bytes(), type=WorkOrder)
-    except (OSError, msgspec.DecodeError):
+        server = (records / "server").read_text()
+    except (OSError, UnicodeDecodeError, msgspec.DecodeError):
         return None
     try:
         end = msgspec.json.decode((records / "ended.json").read_bytes(), type=WorkEnd)
     except (OSError, msgspec.DecodeError):
         end = WorkEnd(outcome="failed", epochs_done=order.assignment.epochs_done, reason=RESTARTED)
-    return order.assignment, end
+    return _Left(order.assignment, end, server)
