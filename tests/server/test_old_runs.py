@@ -7,6 +7,7 @@ import pytest
 from servers import TIMEOUT_S, running_server
 
 from ravnest.api.limits import encode
+from ravnest.errors import ServerError
 from ravnest.server.changes import Put
 from ravnest.server.folders import Folders
 from ravnest.server.planjob.outcome import PlanOutcome
@@ -123,6 +124,15 @@ def test_a_run_is_planned_once_nobody_writes_to_its_folder_any_more(scene):
         assert scene.runs("j") == []
 
     asyncio.run(story())
+
+
+def test_new_records_do_not_cost_a_folder_its_jobs(scene, tmp_path):
+    with (
+        pytest.raises(ServerError, match=r"files of 1 job.*--store"),
+        running_server(tmp_path, store=str(tmp_path / "other.sqlite")),
+    ):
+        pass
+    assert scene.runs("j") == [1, 2, 3, 10]
 
 
 def test_what_an_earlier_server_did_not_remove_is_removed_at_the_start(scene, tmp_path):

@@ -4,7 +4,6 @@ import asyncio
 import contextlib
 import datetime
 import ipaddress
-import logging
 import signal
 import socket
 import threading
@@ -27,10 +26,9 @@ from ravnest.server.service.app import make_app
 from ravnest.server.service.control import MESSAGE_BYTES
 from ravnest.server.service.service import Options, Service
 from ravnest.server.sockets import Sockets
+from ravnest.server.state.words import counted
 from ravnest.server.store import Store, open_store
 from ravnest.server.strangers import Watched, short_handshakes
-
-logger = logging.getLogger("ravnest.server")
 
 _OPERATOR_HOURS = 24.0 * 365 * 10
 _GRACE_S = 10
@@ -84,6 +82,7 @@ async def serve(
         certificate, key = server_certificate(authority, folders.authority, options.names, now)
         opened = stack.enter_context(_opened(store or str(folders.database)))
         service = Service(options, opened, authority)
+        _refuse_others_records(service)
         join_token = await _first_tokens(service, token_hours)
         port = listener.getsockname()[1]
         scheme = "https" if listening.tls else "http"
@@ -207,6 +206,19 @@ def _opened(url: str) -> Iterator[Store]:
         yield store
     finally:
         store.close()
+
+
+def _refuse_others_records(service: Service) -> None:
+    """Files of jobs that are not in the records are removed; not if the records are the wrong
+    ones. Whoever could submit a job had a token: without any, these have never been used."""
+    jobs = sum(1 for _ in service.folders.jobs.iterdir())
+    if jobs and not service.access.shown() and not service.world.jobs:
+        raise ServerError(
+            f"{service.folders.root} holds the files of {counted(jobs, 'job')}, and the records "
+            "that this server was given are new: with them, those files would be removed. Give the "
+            "records that belong to this folder (--store URL, server.sqlite), or a folder of its "
+            "own (--data DIR)"
+        )
 
 
 async def _first_tokens(service: Service, hours: float) -> str | None:
