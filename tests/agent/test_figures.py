@@ -1,5 +1,7 @@
 """How speeds are measured, and what of the machine is offered."""
 
+import asyncio
+import shutil
 import subprocess
 import sys
 
@@ -7,7 +9,7 @@ import msgspec
 import psutil
 import pytest
 
-from ravnest.agent import workload
+from ravnest.agent import machine, workload
 from ravnest.agent.links import settled_mbps
 from ravnest.agent.machine import (
     a_name,
@@ -21,6 +23,7 @@ from ravnest.api.limits import Name
 from ravnest.api.machine import Caps
 from ravnest.api.work import WORKER_OVERHEAD_BYTES
 from ravnest.client.answers import AnswerError
+from ravnest.errors import NodeError
 
 CPU = Speed(device="cpu", gflops=1.0, torch="2")
 GPU = Speed(
@@ -45,6 +48,12 @@ def test_the_workload_is_counted_as_planning_counts():
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     # Two steps to warm up and one that counts.
     assert int(done.stdout) == 3 * workload.STEP_FLOPS, done.stderr
+
+
+def test_a_measurement_that_gives_no_figures_is_told_in_a_line(monkeypatch):
+    monkeypatch.setattr(machine.sys, "executable", shutil.which("echo"))
+    with pytest.raises(NodeError, match=r"measuring cpu gave no figures .*ravnest\.agent\.workload"):
+        asyncio.run(machine.measure_speed("cpu", 1))
 
 
 def test_memory_is_offered_within_the_cap_and_without_what_a_worker_needs_itself():

@@ -28,7 +28,6 @@ from ravnest.api.control import (
     FromServer,
     Hello,
     Incoming,
-    Leaving,
     Measured,
     Probe,
     Rejected,
@@ -149,18 +148,18 @@ class Control(Errands):
         out: Instructions = [Tell("resting", text), *self.pulse()]
         return out if self.welcomed or not resting else out + self.overdue()
 
-    def leave(self, *, now: bool = False, reason: str = "asked to") -> Instructions:
+    def leave(self, *, now: bool = False) -> Instructions:
         """First in good order; with `now`, at once."""
         again, self.leaving = self.leaving, True
         work = self.work
         if now:
-            out = self.say(Leaving(now=True, reason=reason))
+            out = self.say_leaving(now=True)
             if work is not None and work.phase in ("training", "dropped"):
                 out.append(EndWorker(work.assignment.id))
             return [*out, Finish()]
         if again:
             return []
-        said = self.say(Leaving(reason=reason))
+        said = self.say_leaving()
         if work is None:
             return [*said, Finish()]
         text = "stopping and saving the present work, then leaving (Ctrl-C again: at once)"

@@ -20,7 +20,7 @@ from ravnest.agent.instructions import (
 )
 from ravnest.agent.reports import joined, without_spans
 from ravnest.agent.standing import Instructions, Standing, Work
-from ravnest.api.control import Ended, Leaving, Refused, Reported, Steer
+from ravnest.api.control import Ended, Refused, Reported, Steer
 from ravnest.api.limits import FileRef
 from ravnest.api.work import Assignment, WorkEnd, WorkReport
 
@@ -205,7 +205,7 @@ class Errands(Standing):
         self.reports.clear()
         if self.leaving or self.once:
             self.leaving = True
-            return [*self.say(Leaving(reason="asked to")), Finish()]
+            return [*self.say_leaving(), Finish()]
         out: Instructions = [Tell("idle", "returned to the pool"), *self.pulse()]
         waiting, self.waiting = self.waiting, None
         return out if waiting is None else out + self.assigned(waiting)

@@ -21,12 +21,12 @@ from ravnest.api.work import WORKER_OVERHEAD_BYTES
 from ravnest.errors import NodeError
 from ravnest.release import VERSION
 
+_MOST_SAID = 200
 _KEPT_FREE = 0.1
 """Of what is free now, for whatever else the machine does."""
 _WORKLOAD_S = 1.0
 _WORKLOAD_DEADLINE_S = 180.0
 """The first import of torch on a slow disk takes a while."""
-_MOST_OUTPUT = 1 << 16
 _PERSONAL = frozenset(
     {"HOME", "USER", "LOGNAME", "USERNAME", "USERPROFILE", "APPDATA", "LOCALAPPDATA"}
     | {"TMPDIR", "TEMP", "TMP"}
@@ -99,7 +99,6 @@ async def measure_speed(device: str | None, threads: int, seconds: float = _WORK
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
         env=worker_environment(threads),
-        limit=_MOST_OUTPUT,
     )
     try:
         async with asyncio.timeout(_WORKLOAD_DEADLINE_S):
@@ -115,7 +114,14 @@ async def measure_speed(device: str | None, threads: int, seconds: float = _WORK
     if process.returncode != 0:
         last = err.decode(errors="replace").strip().splitlines()[-1:] or ["no message"]
         raise NodeError(f"the device {device or 'of this machine'} cannot be used: {last[0]}")
-    return msgspec.json.decode(out, type=Speed)
+    try:
+        return msgspec.json.decode(out, type=Speed)
+    except msgspec.DecodeError as error:
+        said = out[:_MOST_SAID].decode(errors="replace")
+        raise NodeError(
+            f"measuring {device or 'this machine'} gave no figures ({error}): does Python print "
+            f"something of its own when it starts? It said {said!r}"
+        ) from None
 
 
 def worker_environment(threads: int, home: Path | None = None) -> dict[str, str]:

@@ -6,7 +6,16 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from ravnest.agent.instructions import Instruction, Pulse, Say
-from ravnest.api.control import AgentState, Beat, Ended, FromAgent, Prepared, Refused, Reported
+from ravnest.api.control import (
+    AgentState,
+    Beat,
+    Ended,
+    FromAgent,
+    Leaving,
+    Prepared,
+    Refused,
+    Reported,
+)
 from ravnest.api.machine import Caps, Figures, MachineFacts
 from ravnest.api.work import Assignment
 
@@ -98,6 +107,9 @@ class Standing:
 
     def say_prepared(self, work: Work) -> Instructions:
         return self.say(Prepared(assignment=work.assignment.id, relayed=work.relayed))
+
+    def say_leaving(self, *, now: bool = False) -> Instructions:
+        return self.say(Leaving(now=now, reason="asked to"))
 
     def work_on(self, name: str, *phases: Phase) -> Work | None:
         """The present work, if it is that assignment and in one of these phases."""

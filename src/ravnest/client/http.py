@@ -41,7 +41,6 @@ class HttpClient:
         *,
         authority: str | None,
         bearer: str | None = None,
-        timeout_s: float | None = None,
     ) -> None:
         self.address = address
         self.authority = authority
@@ -51,14 +50,13 @@ class HttpClient:
         if authority is None and address.scheme == "https":
             raise ServerError(f"{address} is not known yet: its authority has to be fetched first")
         self.context: ssl.SSLContext | None = pinned_context(authority) if authority else None
-        timeout = _TIMEOUT if timeout_s is None else httpx.Timeout(timeout_s)
         headers = {"User-Agent": f"ravnest/{VERSION}"}
         if bearer is not None:
             headers["Authorization"] = f"Bearer {bearer}"
         self._http = httpx.Client(
             verify=self.context or True,
             headers=headers,
-            timeout=timeout,
+            timeout=_TIMEOUT,
             trust_env=not address.is_local,
         )
 
