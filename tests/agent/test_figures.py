@@ -52,7 +52,7 @@ def test_the_workload_is_counted_as_planning_counts():
 
 def test_a_measurement_that_gives_no_figures_is_told_in_a_line(monkeypatch):
     monkeypatch.setattr(machine.sys, "executable", shutil.which("echo"))
-    with pytest.raises(NodeError, match=r"measuring cpu gave no figures .*ravnest\.agent\.workload"):
+    with pytest.raises(NodeError, match=r"cpu gave no figures .*ravnest\.agent\.workload"):
         asyncio.run(machine.measure_speed("cpu", 1))
 
 
