@@ -17,17 +17,21 @@ import msgspec
 import psutil
 
 from ravnest.agent.folders import AssignmentFolder
-from ravnest.api.work import MOST_LINE_BYTES, End, Line, Report, WorkEnd, WorkReport
+from ravnest.api.work import (
+    MOST_LINE_BYTES,
+    STOPPED_WITHIN_S,
+    End,
+    Line,
+    Report,
+    WorkEnd,
+    WorkReport,
+)
 
 MODULE = "ravnest.worker"
 _MOST_LOG = 32 << 20
 _LOG_TAIL = 2000
 _END_GRACE_S = 30.0
 """Between the last word of a worker and its end."""
-_STOP_GRACE_S = 300.0
-"""To save and end after it was told to stop."""
-
-
 Steering = Literal["stop", "pause", "resume"]
 _decoder: msgspec.json.Decoder[Line] = msgspec.json.Decoder(Line)
 
@@ -169,8 +173,9 @@ class Worker:
             return
         process.stdin.write(msgspec.json.encode({"action": action}) + b"\n")
         if action == "stop" and self._overdue is None:
-            late = f"the worker did not stop within {_STOP_GRACE_S:.0f} s"
-            self._overdue = asyncio.get_running_loop().call_later(_STOP_GRACE_S, self.kill, late)
+            late = f"the worker did not stop within {STOPPED_WITHIN_S:.0f} s"
+            loop = asyncio.get_running_loop()
+            self._overdue = loop.call_later(STOPPED_WITHIN_S, self.kill, late)
 
     def kill(self, reason: str) -> None:
         """At once. It has failed for that reason, unless it has said how it ended."""

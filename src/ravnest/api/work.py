@@ -25,6 +25,11 @@ WORKER_OVERHEAD_BYTES = 400 << 20
 count it; whatever measures a worker as a whole does."""
 
 
+STOPPED_WITHIN_S = 900.0
+"""How long a worker may take to save and end after it was told to stop. It ends a validation that
+it has begun; those of the other stages wait for that."""
+
+
 MOST_METRICS = 256
 MOST_LINKS, MOST_SPANS, MOST_ROUNDS, MOST_POINTS, MOST_NOTES = 256, 2000, 1000, 2000, 50
 """Of one report."""

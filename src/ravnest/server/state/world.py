@@ -12,6 +12,7 @@ import msgspec
 
 from ravnest.api.control import AgentState, Beat, FromServer
 from ravnest.api.views import JobState
+from ravnest.api.work import STOPPED_WITHIN_S
 from ravnest.server.changes import Event, clean
 from ravnest.server.state.effects import Effects, Level, Order, Send
 from ravnest.server.state.records import Job, Part, Provider, Run
@@ -49,7 +50,7 @@ class Settings:
     declined_s: float = 60.0
     """How long a provider is done without that refused for a reason that passes; for twice as long
     each time, up to an hour."""
-    stop_s: float = 900.0
+    stop_s: float = STOPPED_WITHIN_S
     """How long the providers of a run may take to end after it was stopped, or one was done."""
     bring_back_s: float = 86400.0
     """How long one of them may take from there to bring back what it has saved. It may be much, on
