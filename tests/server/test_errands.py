@@ -7,14 +7,16 @@ import pytest
 from a_job import make_job, submit, upload
 from fake_agent import FakeAgent
 from servers import TIMEOUT_S, running_server
+from state_simulation import FACTS
 
 from ravnest.api.control import Assign
+from ravnest.api.machine import Caps
 from ravnest.server.changes import Put
 from ravnest.server.planjob.outcome import PlanOrder, PlanOutcome
 from ravnest.server.service.core import Core
 from ravnest.server.service.work import WorkLimits, Workshop, _prepare
 from ravnest.server.state.effects import Close
-from ravnest.server.state.events import Noted
+from ravnest.server.state.events import EnrolledNow, Noted
 from ravnest.server.state.machine import handle
 from ravnest.server.state.world import World
 from ravnest.server.store import open_store
@@ -41,6 +43,26 @@ def test_an_order_that_fails_takes_nothing_with_it(tmp_path):
         return carried_out
 
     assert asyncio.run(story()) == [2, 2]
+
+
+def test_what_a_mistake_leaves_behind_is_the_same_in_memory_and_on_disk(tmp_path, monkeypatch):
+    def breaks(world, now):
+        raise ZeroDivisionError
+
+    async def story():
+        store = open_store(tmp_path / "server.sqlite")
+        core = Core(World(), store)
+        event = EnrolledNow(provider=1, name="p", digest="d", facts=FACTS, caps=Caps())
+        with monkeypatch.context() as patched:
+            patched.setattr("ravnest.server.state.jobs.consider", breaks)
+            with pytest.raises(ZeroDivisionError):
+                core.happen(event)
+        async with asyncio.timeout(TIMEOUT_S):
+            kept = await core.read(lambda db: [id for id, _ in db.records("provider")])
+        store.close()
+        assert [str(id) for id in core.world.providers] == kept == ["1"]
+
+    asyncio.run(story())
 
 
 def test_what_people_should_know_is_numbered_and_cut_like_everything_else():

@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from typing import Any, Protocol, TypeVar
 
+from ravnest.errors import JobError
 from ravnest.server.changes import Change
 from ravnest.server.changes import Event as LoggedEvent
 from ravnest.server.state.effects import Effects, Order, Wake
@@ -71,7 +72,18 @@ class Core:
     def happen(self, event: Event, extra: Sequence[Change] = ()) -> "asyncio.Future[None]":
         """The event has its effects; done when they are on disk. What a `JobError` refuses has
         none."""
-        effects = handle(self.world, event, self.clock())
+        try:
+            effects = handle(self.world, event, self.clock())
+        except JobError:
+            raise
+        except Exception:
+            # A mistake of ours. What it has changed is known here, and has to be after a restart.
+            self.world.out.seal()
+            self._follow(self.world.out, extra)
+            raise
+        return self._follow(effects, extra)
+
+    def _follow(self, effects: Effects, extra: Sequence[Change]) -> "asyncio.Future[None]":
         for watcher in self.watchers:
             watcher.touch(effects)
         done = self._commit([*extra, *effects.changes], effects.orders)
