@@ -6,6 +6,7 @@ import functools
 import json
 import os
 import shutil
+import socket
 import sys
 import threading
 
@@ -531,6 +532,38 @@ def test_two_workers_talk_directly_or_through_the_server(tmp_path, listens):
                 with pytest.raises(ConnectionRefusedError):
                     await asyncio.open_connection(host, int(port))
             assert one.task.done() is two.task.done() is False
+
+    run(test, tmp_path)
+
+
+def test_a_port_that_somebody_else_has_taken_costs_no_work(tmp_path):
+    """Every worker of this provider was told to listen there, and could not."""
+
+    def listens_at(assignment):
+        order = tmp_path / "home" / "work" / assignment / "order.json"
+        return json.loads(order.read_text())["listen"]
+
+    async def test(server):
+        async with Running(server, tmp_path / "home"):
+            await train(server, task(server, "patience"))
+            known = listens_at("a7")
+            with socket.create_server(("127.0.0.1", int(known.rpartition(":")[2]))):
+                await server.say(7, Steer(assignment="a7", action="drop"))
+                await beat_of(server, "idle")
+                again = assignment("b7", files=files(server), job_name="patience")
+                await server.say(7, Assign(assignment=again))
+                await server.hear(Prepared)
+                await server.say(7, Begin(assignment="b7"))
+                await server.hear(Reported)
+                assert listens_at("b7") != known
+            await server.say(7, Steer(assignment="b7", action="drop"))
+            await beat_of(server, "idle")
+            # It is free again, and taken before the next work.
+            await server.say(7, Assign(assignment=assignment("c7", files=files(server))))
+            await server.hear(Prepared)
+            await server.say(7, Begin(assignment="c7"))
+            await server.hear(Reported)
+            assert listens_at("c7") == known
 
     run(test, tmp_path)
 

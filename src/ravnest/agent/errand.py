@@ -77,6 +77,7 @@ class Errand:
         """Everything but the start; returns the neighbours that only the server reaches."""
         around, loop = self._around, asyncio.get_running_loop()
         self.folder.begin(around.identity)
+        await self._take_port()
         told = 0.0
 
         def share(value: float) -> None:
@@ -142,13 +143,7 @@ class Errand:
         return self.worker
 
     async def work(self, worker: Worker) -> WorkEnd:
-        around = self._around
-        if around.listener is not None:
-            # The port is the worker's as long as it runs.
-            await around.listener.close()
-            self._listen = (around.listener.host, around.listener.port)
-        else:
-            self._listen = ("127.0.0.1", _free_port())
+        self._listen = await self._give_port()
         try:
             self._give_order()
             end = await worker.run()
@@ -163,15 +158,26 @@ class Errand:
             if self._reports is not None:
                 self._reports.finish()
             await self._tunnels.close()
-            if around.listener is not None:
-                # If somebody else has taken the port, neighbours come through the server.
-                with contextlib.suppress(OSError):
-                    await around.listener.open()
+            await self._take_port()
         end = self._checked(end)
         # Without a record, the next agent says that this one was restarted.
         with contextlib.suppress(OSError):
             self.folder.record_end(end)
         return end
+
+    async def _give_port(self) -> tuple[str, int]:
+        """The port on which this machine is known is the worker's as long as it runs."""
+        listener = self._around.listener
+        if listener is None or not listener.is_open:
+            return "127.0.0.1", _free_port()
+        await listener.close()
+        return listener.host, listener.port
+
+    async def _take_port(self) -> None:
+        """If somebody else has it meanwhile, neighbours come through the server."""
+        if self._around.listener is not None:
+            with contextlib.suppress(OSError):
+                await self._around.listener.open()
 
     def watch(self, load: Load) -> int:
         """Bytes that the worker uses; more than its owner allows, and it is ended."""

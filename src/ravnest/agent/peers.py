@@ -79,6 +79,10 @@ class PeerListener:
         """It was renewed; callers are shown the new one from now on."""
         self._context.load_cert_chain(identity.certificate_file, identity.key_file)
 
+    @property
+    def is_open(self) -> bool:
+        return self._doorstep.is_open
+
     async def open(self) -> None:
         if not self._doorstep.is_open:
             self.port = self._doorstep.open(self.host, self.port)
