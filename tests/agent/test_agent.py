@@ -4,26 +4,20 @@ import asyncio
 import errno
 import functools
 import json
-import os
 import shutil
 import socket
-import sys
 import threading
 
 import psutil
 import pytest
 from made import assignment
 from running import Running, assign, beat_of, files, run, task, train
-from toyserver import WAIT_S, ToyServer
+from toyserver import WAIT_S
 
 from ravnest.agent import fetching, sandbox
 from ravnest.agent.errand import Errand
-from ravnest.agent.folders import RESTARTED, WorkFolders
-from ravnest.agent.identity import load_identity
-from ravnest.agent.joining import join
-from ravnest.agent.settings import AgentSettings
+from ravnest.agent.folders import WorkFolders
 from ravnest.api.control import (
-    HAS_LEFT,
     Assign,
     Beat,
     Begin,
@@ -35,15 +29,12 @@ from ravnest.api.control import (
     Prepared,
     Probe,
     Refused,
-    Rejected,
     Reported,
     Settled,
     Steer,
 )
 from ravnest.api.machine import Caps
-from ravnest.api.tokens import Token
 from ravnest.api.work import Neighbour
-from ravnest.errors import RunDirError, ServerError, TokenError
 
 
 def test_from_the_first_start_to_delivered_results(tmp_path, monkeypatch):
@@ -176,40 +167,6 @@ def test_a_dropped_worker_is_gone_and_the_provider_free(tmp_path):
     run(test, tmp_path)
 
 
-def test_work_that_is_dropped_as_its_results_are_to_be_brought_back(tmp_path):
-    """The task that brings them back began by asking what the agent is at."""
-
-    async def test(server):
-        async with Running(server, tmp_path / "home") as running:
-            await assign(server, task(server))
-            drop, loop = Steer(assignment="a7", action="drop"), asyncio.get_running_loop()
-            running.upon["ended"] = lambda: loop.call_soon(running.agent.heard, drop)
-            await server.say(7, Begin(assignment="a7"))
-            await beat_of(server, "idle")
-            assert not running.task.done()
-            assert running.told("dropped")
-            await server.say(7, Assign(assignment=task(server)))
-            await server.hear(Prepared)
-
-    run(test, tmp_path)
-
-
-def test_results_that_are_not_wanted_any_more_are_not_brought_back(tmp_path):
-    async def test(server):
-        server.passing = [503] * 1000
-        async with Running(server, tmp_path / "home") as running:
-            await train(server, task(server))
-            await running.tells("returning")
-            bringing = running.agent._errand.task
-            await server.say(7, Steer(assignment="a7", action="drop"))
-            await beat_of(server, "idle")
-            async with asyncio.timeout(WAIT_S):
-                await asyncio.wait({bringing})
-            assert bringing.cancelled()
-
-    run(test, tmp_path)
-
-
 def test_an_assignment_is_removed_when_its_own_preparing_has_ended(tmp_path, monkeypatch):
     """Not when that of the next one has."""
 
@@ -329,74 +286,6 @@ def test_a_disk_that_is_full_costs_an_assignment_and_not_the_agent(tmp_path, mon
     run(test, tmp_path)
 
 
-def test_results_that_the_server_does_not_take_are_a_failure_and_are_kept(tmp_path):
-    async def test(server):
-        server.refuses = "larger than the stage"
-        async with Running(server, tmp_path / "home") as running:
-            await train(server, task(server))
-            ended = await server.hear(Ended)
-            assert (ended.end.outcome, ended.results) == ("failed", ())
-            assert "larger than the stage" in ended.end.reason
-            await server.say(7, Settled(assignment="a7"))
-            await running.tells("undelivered")
-            kept = tmp_path / "home" / "undelivered" / "a7"
-            told = "the server did not take the results: larger than the stage; they are in"
-            assert running.told("undelivered") == [f"{told} {kept}"]
-            assert (kept / "trained-0123456789abcdef.safetensors").read_bytes() == b"weights"
-
-    run(test, tmp_path)
-
-
-def test_a_disk_that_fails_is_not_called_a_server_that_refuses(tmp_path, monkeypatch):
-    def upload(*_, **__):
-        raise OSError(errno.EIO, "Input/output error")
-
-    async def test(server):
-        monkeypatch.setattr(fetching, "upload", upload)
-        async with Running(server, tmp_path / "home") as running:
-            await train(server, task(server))
-            ended = (await server.hear(Ended)).end
-            assert (ended.outcome, ended.saved) == ("failed", False)
-            assert "on the provider's disk: [Errno 5] Input/output error" in ended.reason
-            await server.say(7, Settled(assignment="a7"))
-            await running.tells("undelivered")
-            assert "the server" not in running.told("undelivered")[0]
-
-    run(test, tmp_path)
-
-
-def test_undelivered_results_do_not_pile_up_for_ever(tmp_path, monkeypatch):
-    folders = WorkFolders(tmp_path)
-    with monkeypatch.context() as patched:
-        # It is the thread of the event loop that keeps them, and gigabytes take long to remove.
-        patched.setattr(shutil, "rmtree", lambda *_, **__: pytest.fail("removed at once"))
-        for number in (*range(10), 9):
-            package = folders.of(f"a{number}").package
-            package.mkdir(parents=True)
-            os.utime(package, (number, number))
-            assert folders.keep_results(f"a{number}") is not None
-    kept = {path.name for path in (tmp_path / "undelivered").iterdir()}
-    assert kept == {f"a{number}" for number in range(2, 10)}
-    assert len(list(folders.gone.iterdir())) == 3
-    folders.empty()
-    assert list(folders.gone.iterdir()) == []
-
-
-def test_a_server_that_cannot_take_results_now_gets_them_later(tmp_path, monkeypatch):
-    monkeypatch.setattr(fetching, "delay_s", lambda _: 0.01)
-
-    async def test(server):
-        server.passing = [500, 502, 503, 429, 507, 408]
-        async with Running(server, tmp_path / "home") as running:
-            await train(server, task(server))
-            ended = await server.hear(Ended)
-            assert (ended.end.outcome, len(ended.results)) == ("done", 2)
-            assert server.results["trained-0123456789abcdef.safetensors"] == b"weights"
-            assert any("status 507" in text for text in running.told("returning"))
-
-    run(test, tmp_path)
-
-
 def test_what_the_server_cannot_send_now_is_fetched_later(tmp_path, monkeypatch):
     monkeypatch.setattr(fetching, "delay_s", lambda _: 0.01)
 
@@ -405,66 +294,6 @@ def test_what_the_server_cannot_send_now_is_fetched_later(tmp_path, monkeypatch)
         async with Running(server, tmp_path / "home"):
             assert (await assign(server, task(server))).assignment == "a7"
             assert server.unfit == []
-
-    run(test, tmp_path)
-
-
-def test_results_are_delivered_by_the_next_agent(tmp_path):
-    async def test(server):
-        async with Running(server, tmp_path / "home") as running:
-            await train(server, task(server, "patience"))
-            await server.stop()
-            running.agent.leave()
-            await running.tells("ended")
-            running.agent.leave(now=True)
-            async with asyncio.timeout(WAIT_S):
-                await running.task
-        await server.start()
-        async with Running(server, tmp_path / "home", token=False):
-            hello = await server.hear(Hello)
-            assert (hello.state, hello.assignment) == ("returning", "a7")
-            ended = await server.hear(Ended)
-            assert (ended.end.outcome, len(ended.results)) == ("stopped", 2)
-            assert server.results["trained.json"] == b"{}"
-
-    run(test, tmp_path)
-
-
-def test_results_for_one_server_are_not_brought_to_another_nor_lost(tmp_path):
-    """Both call this provider 7; whoever heard of a part that it does not know had it removed."""
-
-    async def test(server):
-        async with Running(server, tmp_path / "home") as running:
-            await train(server, task(server, "patience"))
-            await server.stop()
-            running.agent.leave()
-            await running.tells("ended")
-        async with (
-            ToyServer(tmp_path / "another") as other,
-            Running(other, tmp_path / "home") as running,
-        ):
-            hello = await other.hear(Hello)
-            assert (hello.state, hello.assignment) == ("idle", None)
-            kept = tmp_path / "home" / "undelivered" / "a7"
-            assert running.told("undelivered") == [f"results for another server are in {kept}"]
-            assert (kept / "trained-0123456789abcdef.safetensors").read_bytes() == b"weights"
-            await assign(other, task(other))
-            assert kept.exists()
-        await server.start()
-
-    run(test, tmp_path)
-
-
-def test_work_that_was_cut_off_is_reported_by_the_next_agent(tmp_path):
-    async def test(server):
-        async with Running(server, tmp_path / "home"):
-            await train(server, task(server, "patience"))
-            records = tmp_path / "home/records/a7"
-        # As if this machine had lost its power: nobody recorded an end.
-        (records / "ended.json").unlink()
-        async with Running(server, tmp_path / "home", token=False):
-            ended = await server.hear(Ended)
-            assert (ended.end.outcome, ended.end.reason) == ("failed", RESTARTED)
 
     run(test, tmp_path)
 
@@ -593,125 +422,3 @@ def test_peers_are_measured_when_the_server_asks(tmp_path):
             assert (speeds[9], speeds[10]) == (0, 0)
 
     run(test, tmp_path)
-
-
-def test_an_identity_is_kept_and_needs_no_token_later(tmp_path):
-    async def test(server):
-        home = tmp_path / "home"
-        async with Running(server, home):
-            await server.hear(Hello)
-        identity = load_identity(home, server.address)
-        assert identity.provider == 7
-        for path in identity.folder.glob("*"):
-            assert path.stat().st_mode & 0o077 == 0
-        async with Running(server, home, token=False) as again:
-            await server.hear(Hello)
-            # While one is at work, there is no second one.
-            async with Running(server, home, token=False) as second:
-                with pytest.raises(RunDirError, match="--home"):
-                    await second.task
-            assert not again.task.done()
-        assert list(server.credentials.values()) == [7]
-
-    run(test, tmp_path)
-
-
-@pytest.mark.parametrize("refused", [True, False])
-def test_the_server_is_asked_before_this_machine_is_measured(tmp_path, monkeypatch, refused):
-    """Which takes seconds: in vain, if the token is not good, or of another server."""
-    told = []
-
-    async def test(server):
-        server.refuses_tokens = refused
-        other = Token.make("provider", b"\1" * 16)
-        settings = AgentSettings(address=server.address, home=tmp_path / "home", name="toy")
-        with pytest.raises(TokenError, match="expired" if refused else "not the server that"):
-            await join(settings, server.token() if refused else other, lambda *it: told.append(it))
-
-    run(test, tmp_path)
-    assert told == []
-
-
-def test_without_identity_and_token_it_says_what_is_missing(tmp_path):
-    async def test(server):
-        async with Running(server, tmp_path / "home", token=False) as running:
-            with pytest.raises(TokenError, match=r"add --token"):
-                await running.task
-        async with Running(server, tmp_path / "home", token=server.token("viewer")) as running:
-            with pytest.raises(TokenError, match=r"token of a viewer.* `ravnest token make prov"):
-                await running.task
-
-    run(test, tmp_path)
-
-
-def test_a_provider_that_was_removed_ends_and_joins_anew_only_with_a_token(tmp_path):
-    async def test(server):
-        home = tmp_path / "home"
-        async with Running(server, home) as running:
-            await server.hear(Measured)
-            await server.say(7, Rejected(reason="this provider was removed", final=True))
-            with pytest.raises(ServerError, match="was removed"):
-                await running.task
-        assert load_identity(home, server.address) is None
-        async with Running(server, home):
-            await server.hear(Measured)
-        # The server has forgotten it: with a token at hand it enrols again by itself.
-        server.credentials.clear()
-        server.credentials["another"] = 6
-        async with Running(server, home) as running:
-            await server.hear(Measured)
-            assert len(running.told("rejected")) == 1
-
-    run(test, tmp_path)
-
-
-def test_a_provider_whose_owner_takes_it_back_ends_without_complaint(tmp_path):
-    async def test(server):
-        home = tmp_path / "home"
-        async with Running(server, home) as running:
-            await server.hear(Measured)
-            await server.say(7, Rejected(reason=HAS_LEFT, final=True))
-            async with asyncio.timeout(WAIT_S):
-                assert await running.task is None
-            assert running.told("left") == [HAS_LEFT]
-            assert running.told("away") == running.told("rejected") == []
-        assert load_identity(home, server.address) is None
-
-    run(test, tmp_path)
-
-
-def test_an_idle_agent_that_is_asked_to_leave_says_goodbye(tmp_path):
-    async def test(server):
-        async with Running(server, tmp_path / "home") as running:
-            await server.hear(Measured)
-            running.agent.leave()
-            async with asyncio.timeout(WAIT_S):
-                assert await running.task is None
-            assert running.told("goodbye") == ["goodbye"]
-
-    run(test, tmp_path)
-
-
-def test_once_is_once(tmp_path):
-    async def test(server):
-        async with Running(server, tmp_path / "home", once=True) as running:
-            await train(server, task(server))
-            await server.hear(Ended)
-            await server.say(7, Settled(assignment="a7"))
-            async with asyncio.timeout(WAIT_S):
-                assert await running.task is None
-
-    run(test, tmp_path)
-
-
-def test_an_agent_does_not_load_torch():
-    import subprocess
-
-    program = (
-        "import sys, ravnest.agent.joining, ravnest.client.known; "
-        "print(sorted({'torch', 'numpy', 'grpc'} & set(sys.modules)))"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, env=dict(os.environ)
-    )
-    assert done.stdout.strip() == "[]", done.stderr

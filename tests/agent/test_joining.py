@@ -1,0 +1,145 @@
+"""How an agent comes to be a provider of a server, and how it ends being one."""
+
+import asyncio
+import os
+import sys
+
+import pytest
+from running import Running, run, task, train
+from toyserver import WAIT_S
+
+from ravnest.agent.identity import load_identity
+from ravnest.agent.joining import join
+from ravnest.agent.settings import AgentSettings
+from ravnest.api.control import (
+    HAS_LEFT,
+    Ended,
+    Hello,
+    Measured,
+    Rejected,
+    Settled,
+)
+from ravnest.api.tokens import Token
+from ravnest.errors import RunDirError, ServerError, TokenError
+
+
+def test_an_identity_is_kept_and_needs_no_token_later(tmp_path):
+    async def test(server):
+        home = tmp_path / "home"
+        async with Running(server, home):
+            await server.hear(Hello)
+        identity = load_identity(home, server.address)
+        assert identity.provider == 7
+        for path in identity.folder.glob("*"):
+            assert path.stat().st_mode & 0o077 == 0
+        async with Running(server, home, token=False) as again:
+            await server.hear(Hello)
+            # While one is at work, there is no second one.
+            async with Running(server, home, token=False) as second:
+                with pytest.raises(RunDirError, match="--home"):
+                    await second.task
+            assert not again.task.done()
+        assert list(server.credentials.values()) == [7]
+
+    run(test, tmp_path)
+
+
+@pytest.mark.parametrize("refused", [True, False])
+def test_the_server_is_asked_before_this_machine_is_measured(tmp_path, monkeypatch, refused):
+    """Which takes seconds: in vain, if the token is not good, or of another server."""
+    told = []
+
+    async def test(server):
+        server.refuses_tokens = refused
+        other = Token.make("provider", b"\1" * 16)
+        settings = AgentSettings(address=server.address, home=tmp_path / "home", name="toy")
+        with pytest.raises(TokenError, match="expired" if refused else "not the server that"):
+            await join(settings, server.token() if refused else other, lambda *it: told.append(it))
+
+    run(test, tmp_path)
+    assert told == []
+
+
+def test_without_identity_and_token_it_says_what_is_missing(tmp_path):
+    async def test(server):
+        async with Running(server, tmp_path / "home", token=False) as running:
+            with pytest.raises(TokenError, match=r"add --token"):
+                await running.task
+        async with Running(server, tmp_path / "home", token=server.token("viewer")) as running:
+            with pytest.raises(TokenError, match=r"token of a viewer.* `ravnest token make prov"):
+                await running.task
+
+    run(test, tmp_path)
+
+
+def test_a_provider_that_was_removed_ends_and_joins_anew_only_with_a_token(tmp_path):
+    async def test(server):
+        home = tmp_path / "home"
+        async with Running(server, home) as running:
+            await server.hear(Measured)
+            await server.say(7, Rejected(reason="this provider was removed", final=True))
+            with pytest.raises(ServerError, match="was removed"):
+                await running.task
+        assert load_identity(home, server.address) is None
+        async with Running(server, home):
+            await server.hear(Measured)
+        # The server has forgotten it: with a token at hand it enrols again by itself.
+        server.credentials.clear()
+        server.credentials["another"] = 6
+        async with Running(server, home) as running:
+            await server.hear(Measured)
+            assert len(running.told("rejected")) == 1
+
+    run(test, tmp_path)
+
+
+def test_a_provider_whose_owner_takes_it_back_ends_without_complaint(tmp_path):
+    async def test(server):
+        home = tmp_path / "home"
+        async with Running(server, home) as running:
+            await server.hear(Measured)
+            await server.say(7, Rejected(reason=HAS_LEFT, final=True))
+            async with asyncio.timeout(WAIT_S):
+                assert await running.task is None
+            assert running.told("left") == [HAS_LEFT]
+            assert running.told("away") == running.told("rejected") == []
+        assert load_identity(home, server.address) is None
+
+    run(test, tmp_path)
+
+
+def test_an_idle_agent_that_is_asked_to_leave_says_goodbye(tmp_path):
+    async def test(server):
+        async with Running(server, tmp_path / "home") as running:
+            await server.hear(Measured)
+            running.agent.leave()
+            async with asyncio.timeout(WAIT_S):
+                assert await running.task is None
+            assert running.told("goodbye") == ["goodbye"]
+
+    run(test, tmp_path)
+
+
+def test_once_is_once(tmp_path):
+    async def test(server):
+        async with Running(server, tmp_path / "home", once=True) as running:
+            await train(server, task(server))
+            await server.hear(Ended)
+            await server.say(7, Settled(assignment="a7"))
+            async with asyncio.timeout(WAIT_S):
+                assert await running.task is None
+
+    run(test, tmp_path)
+
+
+def test_an_agent_does_not_load_torch():
+    import subprocess
+
+    program = (
+        "import sys, ravnest.agent.joining, ravnest.client.known; "
+        "print(sorted({'torch', 'numpy', 'grpc'} & set(sys.modules)))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, env=dict(os.environ)
+    )
+    assert done.stdout.strip() == "[]", done.stderr

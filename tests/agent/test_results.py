@@ -1,0 +1,184 @@
+"""What a worker has saved, on its way to the server: late, refused, or with the next agent."""
+
+import asyncio
+import errno
+import os
+import shutil
+
+import pytest
+from running import Running, assign, beat_of, run, task, train
+from toyserver import WAIT_S, ToyServer
+
+from ravnest.agent import fetching
+from ravnest.agent.folders import RESTARTED, WorkFolders
+from ravnest.api.control import (
+    Assign,
+    Begin,
+    Ended,
+    Hello,
+    Prepared,
+    Settled,
+    Steer,
+)
+
+
+def test_work_that_is_dropped_as_its_results_are_to_be_brought_back(tmp_path):
+    """The task that brings them back began by asking what the agent is at."""
+
+    async def test(server):
+        async with Running(server, tmp_path / "home") as running:
+            await assign(server, task(server))
+            drop, loop = Steer(assignment="a7", action="drop"), asyncio.get_running_loop()
+            running.upon["ended"] = lambda: loop.call_soon(running.agent.heard, drop)
+            await server.say(7, Begin(assignment="a7"))
+            await beat_of(server, "idle")
+            assert not running.task.done()
+            assert running.told("dropped")
+            await server.say(7, Assign(assignment=task(server)))
+            await server.hear(Prepared)
+
+    run(test, tmp_path)
+
+
+def test_results_that_are_not_wanted_any_more_are_not_brought_back(tmp_path):
+    async def test(server):
+        server.passing = [503] * 1000
+        async with Running(server, tmp_path / "home") as running:
+            await train(server, task(server))
+            await running.tells("returning")
+            bringing = running.agent._errand.task
+            await server.say(7, Steer(assignment="a7", action="drop"))
+            await beat_of(server, "idle")
+            async with asyncio.timeout(WAIT_S):
+                await asyncio.wait({bringing})
+            assert bringing.cancelled()
+
+    run(test, tmp_path)
+
+
+def test_results_that_the_server_does_not_take_are_a_failure_and_are_kept(tmp_path):
+    async def test(server):
+        server.refuses = "larger than the stage"
+        async with Running(server, tmp_path / "home") as running:
+            await train(server, task(server))
+            ended = await server.hear(Ended)
+            assert (ended.end.outcome, ended.results) == ("failed", ())
+            assert "larger than the stage" in ended.end.reason
+            await server.say(7, Settled(assignment="a7"))
+            await running.tells("undelivered")
+            kept = tmp_path / "home" / "undelivered" / "a7"
+            told = "the server did not take the results: larger than the stage; they are in"
+            assert running.told("undelivered") == [f"{told} {kept}"]
+            assert (kept / "trained-0123456789abcdef.safetensors").read_bytes() == b"weights"
+
+    run(test, tmp_path)
+
+
+def test_a_disk_that_fails_is_not_called_a_server_that_refuses(tmp_path, monkeypatch):
+    def upload(*_, **__):
+        raise OSError(errno.EIO, "Input/output error")
+
+    async def test(server):
+        monkeypatch.setattr(fetching, "upload", upload)
+        async with Running(server, tmp_path / "home") as running:
+            await train(server, task(server))
+            ended = (await server.hear(Ended)).end
+            assert (ended.outcome, ended.saved) == ("failed", False)
+            assert "on the provider's disk: [Errno 5] Input/output error" in ended.reason
+            await server.say(7, Settled(assignment="a7"))
+            await running.tells("undelivered")
+            assert "the server" not in running.told("undelivered")[0]
+
+    run(test, tmp_path)
+
+
+def test_undelivered_results_do_not_pile_up_for_ever(tmp_path, monkeypatch):
+    folders = WorkFolders(tmp_path)
+    with monkeypatch.context() as patched:
+        # It is the thread of the event loop that keeps them, and gigabytes take long to remove.
+        patched.setattr(shutil, "rmtree", lambda *_, **__: pytest.fail("removed at once"))
+        for number in (*range(10), 9):
+            package = folders.of(f"a{number}").package
+            package.mkdir(parents=True)
+            os.utime(package, (number, number))
+            assert folders.keep_results(f"a{number}") is not None
+    kept = {path.name for path in (tmp_path / "undelivered").iterdir()}
+    assert kept == {f"a{number}" for number in range(2, 10)}
+    assert len(list(folders.gone.iterdir())) == 3
+    folders.empty()
+    assert list(folders.gone.iterdir()) == []
+
+
+def test_a_server_that_cannot_take_results_now_gets_them_later(tmp_path, monkeypatch):
+    monkeypatch.setattr(fetching, "delay_s", lambda _: 0.01)
+
+    async def test(server):
+        server.passing = [500, 502, 503, 429, 507, 408]
+        async with Running(server, tmp_path / "home") as running:
+            await train(server, task(server))
+            ended = await server.hear(Ended)
+            assert (ended.end.outcome, len(ended.results)) == ("done", 2)
+            assert server.results["trained-0123456789abcdef.safetensors"] == b"weights"
+            assert any("status 507" in text for text in running.told("returning"))
+
+    run(test, tmp_path)
+
+
+def test_results_are_delivered_by_the_next_agent(tmp_path):
+    async def test(server):
+        async with Running(server, tmp_path / "home") as running:
+            await train(server, task(server, "patience"))
+            await server.stop()
+            running.agent.leave()
+            await running.tells("ended")
+            running.agent.leave(now=True)
+            async with asyncio.timeout(WAIT_S):
+                await running.task
+        await server.start()
+        async with Running(server, tmp_path / "home", token=False):
+            hello = await server.hear(Hello)
+            assert (hello.state, hello.assignment) == ("returning", "a7")
+            ended = await server.hear(Ended)
+            assert (ended.end.outcome, len(ended.results)) == ("stopped", 2)
+            assert server.results["trained.json"] == b"{}"
+
+    run(test, tmp_path)
+
+
+def test_results_for_one_server_are_not_brought_to_another_nor_lost(tmp_path):
+    """Both call this provider 7; whoever heard of a part that it does not know had it removed."""
+
+    async def test(server):
+        async with Running(server, tmp_path / "home") as running:
+            await train(server, task(server, "patience"))
+            await server.stop()
+            running.agent.leave()
+            await running.tells("ended")
+        async with (
+            ToyServer(tmp_path / "another") as other,
+            Running(other, tmp_path / "home") as running,
+        ):
+            hello = await other.hear(Hello)
+            assert (hello.state, hello.assignment) == ("idle", None)
+            kept = tmp_path / "home" / "undelivered" / "a7"
+            assert running.told("undelivered") == [f"results for another server are in {kept}"]
+            assert (kept / "trained-0123456789abcdef.safetensors").read_bytes() == b"weights"
+            await assign(other, task(other))
+            assert kept.exists()
+        await server.start()
+
+    run(test, tmp_path)
+
+
+def test_work_that_was_cut_off_is_reported_by_the_next_agent(tmp_path):
+    async def test(server):
+        async with Running(server, tmp_path / "home"):
+            await train(server, task(server, "patience"))
+            records = tmp_path / "home/records/a7"
+        # As if this machine had lost its power: nobody recorded an end.
+        (records / "ended.json").unlink()
+        async with Running(server, tmp_path / "home", token=False):
+            ended = await server.hear(Ended)
+            assert (ended.end.outcome, ended.end.reason) == ("failed", RESTARTED)
+
+    run(test, tmp_path)
