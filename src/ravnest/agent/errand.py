@@ -29,6 +29,7 @@ from ravnest.api.limits import FileRef
 from ravnest.api.work import Assignment, WorkEnd, WorkOrder, WorkReport
 from ravnest.client.answers import AnswerError
 from ravnest.client.http import HttpClient
+from ravnest.errors import JobError
 
 _PROBES_AT_ONCE = 8
 _TELL_EVERY = 0.2
@@ -248,6 +249,8 @@ class Errand:
             return end, results
         except AnswerError as error:
             self.undelivered = f"the server did not take the results: {error}"
+        except JobError as error:
+            self.undelivered = str(error)
         except OSError as error:
             self.undelivered = f"the results cannot be read on the provider's disk: {error}"
         reason = self.undelivered[:4000]

@@ -182,7 +182,7 @@ async def bring_back(
         with results_in(folder.package) as results:
             names, most = results.names(), most_bytes(assignment)
             if (found := sum(map(results.size, names))) > most:
-                raise OSError(
+                raise JobError(
                     f"the worker has saved {found >> 20} MB, at most {most >> 20} MB are expected"
                 )
             return tuple([await asyncio.to_thread(send, results, name) for name in names])
