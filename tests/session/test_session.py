@@ -174,12 +174,11 @@ def test_steering_says_what_is_wanted(session, office, submission):
 @pytest.mark.parametrize(
     ("role", "said"), [("viewer", "this is a viewer token"), ("onlooker", "no token was given")]
 )
-def test_only_requesters_are_let_on(session, office, role, said):
+def test_only_requesters_are_let_on(session, office, submission, role, said):
     """Also where looking needs no token: it is found before a model is captured for minutes."""
-    session.check_may_submit()
     office.me = Me(role=role, name="ada")
     with pytest.raises(TokenError, match=f"{said}; submitting takes a requester token"):
-        session.check_may_submit()
+        session.submit(**submission | {"model": "captured by nobody"})
 
 
 def test_a_session_without_a_server_says_how_to_name_one():

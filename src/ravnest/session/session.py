@@ -223,6 +223,7 @@ class Session:
     ) -> Job:
         from ravnest.session.submitting import submit
 
+        self.check_may_submit()
         return Job(self.client, submit(self.client, request, progress))
 
     # ---- for operators ----
