@@ -63,6 +63,12 @@ def test_the_command_line_wins(folder):
     assert request.optimizer_params == {"lr": 0.5, "momentum": 0.5}
 
 
+def test_parameters_of_the_optimizer_are_set_one_by_one(folder):
+    path = write(folder / "job.py", PROGRAM)
+    with pytest.raises(JobError, match=r"optimizer_params is 3; .* optimizer_params.lr=0.1"):
+        load_request(path, ["7"], {"optimizer_params": 3})
+
+
 def test_settings_may_stand_together_or_among_the_others():
     request = JobRequest.of({"model": 1, "data": 2, "settings": {"epochs": 3, "seed": 5}})
     changed = JobRequest.of(request, settings={"epochs": 4}, batch_size=8).training()

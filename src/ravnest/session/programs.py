@@ -37,7 +37,12 @@ def load_request(
     values = dict(overrides or {})
     parameters = values.pop("optimizer_params", None)
     request = JobRequest.of(given, **values)
-    if parameters:
+    if parameters is not None:
+        if not isinstance(parameters, Mapping):
+            raise JobError(
+                f"optimizer_params is {parameters!r}; its values are set one by one, as in "
+                "optimizer_params.lr=0.1"
+            )
         merged = {**request.optimizer_params, **parameters}
         request = JobRequest.of(request, optimizer_params=merged)
     return request
