@@ -202,6 +202,12 @@ def test_a_model_may_have_more_classes_than_the_type_of_its_labels(prepared):
     assert found.spec.train.fields[1].dtype == "uint8"
 
 
+@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
+@pytest.mark.parametrize("turned", [lambda model: model, torch.jit.script], ids=["as is", "script"])
+def test_a_job_without_a_name_is_called_like_its_model(prepared, turned):
+    assert prepared(model=turned(classifier()), data=images()).spec.name == "Sequential"
+
+
 def test_a_last_batch_that_is_too_small_is_said(prepared, caplog):
     model = nn.Sequential(nn.Flatten(), nn.Linear(16, 8), nn.BatchNorm1d(8), nn.Linear(8, 10))
     with caplog.at_level(logging.WARNING, logger="ravnest"):

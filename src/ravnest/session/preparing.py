@@ -52,7 +52,7 @@ def prepare(request: JobRequest, folder: Path) -> Prepared:
         )
         losses, schedule = _losses(request), schedule_named(request.schedule)
     model_folder = folder / "model"
-    model = _write_model(request, model_folder)
+    name, model = _write_model(request, model_folder)
     graph = load_package(model_folder).graph
     arguments = _arguments(graph)
     logger.info("packing the data …")
@@ -85,7 +85,7 @@ def prepare(request: JobRequest, folder: Path) -> Prepared:
         files.append((script.file, path))
     spec = _decoded(
         JobSpec(
-            name=request.name or _module(request.model).__class__.__name__,
+            name=name,
             model=tuple(ref for ref, _ in model),
             train=train.spec,
             validation=None if validation is None else validation.spec,
@@ -107,7 +107,8 @@ def _module(model: Any) -> Any:
     return model if isinstance(model, torch.nn.Module) else None
 
 
-def _write_model(request: JobRequest, folder: Path) -> list[tuple[FileRef, Path]]:
+def _write_model(request: JobRequest, folder: Path) -> tuple[str, list[tuple[FileRef, Path]]]:
+    """Its name, and what it consists of."""
     logger.info("capturing %s …", type(request.model).__name__)
     given = request.example_args
     args = given if isinstance(given, tuple | list) else (given,)
@@ -117,7 +118,7 @@ def _write_model(request: JobRequest, folder: Path) -> list[tuple[FileRef, Path]
     card = write_model(folder, studied, name=request.name, weights=weights, check=check)
     for warning in card.warnings:
         logger.warning(warning)
-    return [
+    return card.name, [
         (FileRef(path=one.name, sha256=one.sha256, size=one.size), folder / one.name)
         for one in model_files(folder, card)
     ]
