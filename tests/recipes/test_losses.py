@@ -80,6 +80,12 @@ def test_where_the_classes_could_be_either_axis_it_must_be_said():
     torch.testing.assert_close(value(scores, words, "cross_entropy", class_axis=-1), expected)
 
 
+@pytest.mark.parametrize("axis", [0, -2, 2])
+def test_shares_of_classes_are_not_taken_over_rows(axis):
+    with pytest.raises(JobError, match=f"class_axis is {axis}: .* from 1 to 1"):
+        value(SCORES, SCORES.softmax(-1), "cross_entropy", class_axis=axis)
+
+
 def test_scores_that_do_not_suit_the_targets_are_refused_with_both_shapes():
     with pytest.raises(JobError, match=r"\[6, 5\] do not suit targets of shape \[6, 7\]"):
         value(SCORES, WORDS, "cross_entropy")

@@ -95,10 +95,20 @@ def _classes_first(output: Any, target: Any, axis: int | None) -> tuple[Any, Any
                 f"shares of classes have shape {list(target.shape)}, the output has "
                 f"{list(output.shape)}: they must be the same"
             )
-        found = axis if axis is not None else 1
+        found = _axis_of_shares(output, axis)
         return output.movedim(found, 1), target.to(output.dtype).movedim(found, 1)
     found = class_axis(output, target.shape, axis)
     return output.movedim(found, 1), target.long()
+
+
+def _axis_of_shares(tensor: Any, wanted: int | None) -> int:
+    axis = 1 if wanted is None else wanted
+    if not -tensor.ndim <= axis < tensor.ndim or axis % tensor.ndim == 0:
+        raise JobError(
+            f"class_axis is {axis}: a tensor of shape {list(tensor.shape)} has its rows at axis 0 "
+            f"and its classes at one from 1 to {tensor.ndim - 1}"
+        )
+    return axis
 
 
 def _by_classes(function: str) -> Callable[[Values], Built]:
@@ -121,7 +131,8 @@ def _by_classes(function: str) -> Callable[[Values], Built]:
 
         def count(output: Any, target: Any) -> float:
             if target.is_floating_point():
-                return float(target.numel() / target.shape[values["class_axis"] or 1])
+                axis = _axis_of_shares(target, values["class_axis"])
+                return float(target.numel() / target.shape[axis])
             kept = target.long()  # compared with a small type, -100 would be one of its classes
             kept = kept[kept != ignored]
             return float(kept.numel() if weight is None else weight[kept.cpu()].sum())
