@@ -34,7 +34,7 @@ export function machineDialog(context, id) {
   close.focus();
   /** @type {import("../types.js").ProviderView|null} */
   let known = null;
-  /** @type {boolean|null} */
+  /** @type {boolean|null|undefined} */
   let paused = null;
 
   function update() {
