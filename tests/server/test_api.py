@@ -335,6 +335,8 @@ def test_files_of_a_deleted_job_are_removed_unless_another_job_has_them(tmp_path
         upload(operator, files)
         one, two = (submit(operator, spec)["id"] for _ in range(2))
         folders, held = server.ready.service.folders, server.ready.service.files.held_bytes
+        # Nothing is left of how they were looked at.
+        assert [path.name for path in folders.job(one).iterdir()] == ["model"]
         assert operator.post(f"jobs/{one}/action", json={"action": "delete"}).status_code == 204
         assert server.ready.service.files.held_bytes == held
         assert operator.post(f"jobs/{two}/action", json={"action": "delete"}).status_code == 204

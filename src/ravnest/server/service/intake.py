@@ -140,7 +140,10 @@ class Intake:
     async def _check_model(self, spec: JobSpec, folder: Path) -> None:
         """In a process of its own: nobody knows what is in it."""
         order = PlanOrder(task="check", spec=spec, model=str(folder / "model"))
-        outcome = await self._workshop.do(folder / "check", order)
+        check = folder / "check"
+        outcome = await self._workshop.do(check, order)
+        # It holds the whole job once more.
+        await self._files.off_loop(lambda: shutil.rmtree(check, ignore_errors=True))
         if outcome.error:
             raise JobError(f"the model was refused: {outcome.error}")
 
