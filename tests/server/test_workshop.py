@@ -19,6 +19,7 @@ from ravnest.api.work import Assignment
 from ravnest.data.legend import read_legend
 from ravnest.plan import ProviderSpec
 from ravnest.planning.fusion import SAFETENSORS, STATE_DICT
+from ravnest.server.folders import FUSED
 from ravnest.server.planjob.outcome import PlanOrder
 from ravnest.server.planjob.tasks import fuse
 from ravnest.server.service import work
@@ -115,6 +116,8 @@ def test_fused_weights_carry_what_their_numbers_mean(made, tmp_path):
     outcome = do(tmp_path / "fusing", PlanOrder(task="fuse", job="j", run=1, **paths))
     assert outcome.error == ""
     assert read_legend(tmp_path / "result" / SAFETENSORS) == legend
+    made_of = {path.name for path in (tmp_path / "result").iterdir() if path.suffix != ".sha256"}
+    assert made_of == set(FUSED.values())
 
 
 def test_fused_weights_are_on_disk_before_they_are_in_place(tmp_path, monkeypatch):

@@ -18,6 +18,8 @@ from collections.abc import Iterator, Set
 from pathlib import Path
 
 PRIVATE = 0o600
+FUSED = {"safetensors": "trained_state_dict.safetensors", "pt": "trained_state_dict.pt"}
+"""The fused weights by their formats, as fusion calls them: that is a room with torch in it."""
 
 
 class Folders:

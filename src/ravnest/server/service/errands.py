@@ -8,7 +8,7 @@ from typing import Any
 
 from ravnest.api.jobs import JobSpec
 from ravnest.errors import JobError
-from ravnest.server.folders import Folders
+from ravnest.server.folders import FUSED, Folders
 from ravnest.server.planjob.outcome import PlanOrder, PlanOutcome
 from ravnest.server.service.connections import Connections
 from ravnest.server.service.core import Core
@@ -30,8 +30,6 @@ from ravnest.server.state.events import Fused, FusingFailed, NotHanded, PlanFail
 from ravnest.server.state.records import Part
 
 logger = logging.getLogger("ravnest.server")
-
-FUSED = "trained_state_dict.safetensors"
 
 
 class Errands:
@@ -139,7 +137,7 @@ class Errands:
             kept = self._runs_to_keep(order)
             await self._files.off_loop(self._folders.remove_runs_except, order.job, kept)
             await self._files.off_loop(self._files.count_job, order.job)
-        weights = self._folders.result(order.job) / FUSED if order.fused_run else None
+        fused = self._folders.result(order.job) / FUSED["safetensors"]
         known = self._core.world.providers
         task = PlanOrder(
             task="plan",
@@ -149,7 +147,7 @@ class Errands:
             run=order.run,
             pool=order.pool,
             names={provider.id: known[provider.id].name for provider in order.pool},
-            weights=str(weights or ""),
+            weights=str(fused) if order.fused_run else "",
             epochs_done=order.epochs_done,
         )
 

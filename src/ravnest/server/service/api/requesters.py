@@ -9,6 +9,7 @@ from ravnest.api.jobs import JobSpec
 from ravnest.api.requests import SUBMISSION_KEY, JobAction
 from ravnest.api.views import JobView
 from ravnest.errors import JobError
+from ravnest.server.folders import FUSED
 from ravnest.server.service.api.checking import check_job
 from ravnest.server.service.api.providers import content_length
 from ravnest.server.service.calls import Call, Endpoint, understood
@@ -22,7 +23,6 @@ from ravnest.server.state.records import Job
 SPEC_BYTES = 64 << 20
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _KEY = re.compile(r"[A-Za-z0-9_-]{8,64}")
-RESULTS = {"safetensors": "trained_state_dict.safetensors", "pt": "trained_state_dict.pt"}
 
 
 class _Requesters:
@@ -82,13 +82,13 @@ class _Requesters:
     async def result(self, call: Call) -> Response:
         job = _own_job(self._service, call)
         kind = call.request.query_params.get("format", "safetensors")
-        if kind not in RESULTS:
-            raise Refusal("invalid", f"format is {kind[:40]!r}; known are {', '.join(RESULTS)}")
-        path = self._service.folders.result(job.id) / RESULTS[kind]
+        if kind not in FUSED:
+            raise Refusal("invalid", f"format is {kind[:40]!r}; known are {', '.join(FUSED)}")
+        path = self._service.folders.result(job.id) / FUSED[kind]
         if not job.fused_run or not path.is_file():
             raise Refusal("not_found", f"{job.id} has no fused weights yet; it is {job.state}")
         headers = _hash_header(path)
-        return Download(path, headers=headers, filename=f"{job.id}-{RESULTS[kind]}")
+        return Download(path, headers=headers, filename=f"{job.id}-{FUSED[kind]}")
 
 
 def _hash_header(path: Path) -> dict[str, str]:
