@@ -13,8 +13,11 @@
     runs.py       a run begins, is stopped, ends
     standstill.py a run whose workers do nothing any more is lost
     recovery.py   what a lost part means for the others
+    fusing.py     stages are put together, or cannot be
+    retrying.py   what a process has not finished is begun again
     jobs.py       a job is submitted, planned, steered
     deadlines.py  what follows from time alone
+    words.py      numbers in sentences
     machine.py    the entrance: an event goes in, its effects come out
 
 Whatever is decided is persisted before anybody is told: the effects say both, the service keeps the
