@@ -107,12 +107,15 @@ class ClusterView(Shown, frozen=True, kw_only=True):
     loss: float | None = None
 
 
+LinkKind = Literal["pipeline", "ring"]
+
+
 class LinkView(Shown, frozen=True, kw_only=True):
     """Between two providers of a run; speeds are of the last few seconds."""
 
     source: int
     target: int
-    kind: Literal["pipeline", "ring"]
+    kind: LinkKind
     path: Literal["direct", "relay", "unknown"]
     forward_bytes_per_s: float = 0.0
     """From source to target."""

@@ -9,6 +9,7 @@ from ravnest.api.views import (
     ClusterView,
     EventView,
     JobView,
+    LinkKind,
     LinkView,
     ProviderView,
     RingView,
@@ -214,7 +215,7 @@ def _links(
                 yield _link(world, of[source], of[target], "ring", live)
 
 
-def _link(world: World, one: Part, other: Part, kind: str, live: LiveRun | None) -> LinkView:
+def _link(world: World, one: Part, other: Part, kind: LinkKind, live: LiveRun | None) -> LinkView:
     ours, theirs = one.provider, other.provider
     flows = live.traffic if live and one.is_open and other.is_open else {}
     near, far = flows.get((ours, theirs)), flows.get((theirs, ours))
@@ -223,7 +224,7 @@ def _link(world: World, one: Part, other: Part, kind: str, live: LiveRun | None)
     return LinkView(
         source=ours,
         target=theirs,
-        kind="pipeline" if kind == "pipeline" else "ring",
+        kind=kind,
         path="relay" if relayed else "direct" if known else "unknown",
         # Whoever sends knows best; the other one counts the same a moment later.
         forward_bytes_per_s=near.sent_per_s if near else far.received_per_s if far else 0.0,
