@@ -141,6 +141,8 @@ class Worker:
             if isinstance(said, Report):
                 self.memory_bytes = said.report.memory_bytes or self.memory_bytes
                 self._on_report(said.report)
+                # Where thousands wait, reading the next one is no moment at which others come on.
+                await asyncio.sleep(0)
 
     def _outcome(self, code: int) -> WorkEnd:
         if self._end is not None:  # whatever was done to it afterwards
