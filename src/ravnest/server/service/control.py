@@ -1,7 +1,7 @@
 """The control channel: what an agent says, taken as events; what it is told, sent in order."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 
 import msgspec
 from starlette.websockets import WebSocket, WebSocketDisconnect
@@ -35,7 +35,7 @@ class ControlChannel:
         connections: Connections,
         *,
         reported: Callable[[int, Reported], None],
-        ended: Callable[[int, Ended], Awaitable[None]],
+        ended: Callable[[int, Ended], None],
         gone: Callable[[int], None],
         count: Callable[[str], None],
     ) -> None:
@@ -124,14 +124,14 @@ class ControlChannel:
                 return error.error
             if connection.closed:
                 return ""
-            await self._take(provider, message)
+            self._take(provider, message)
             self._count(str(type(message).__struct_config__.tag))
 
-    async def _take(self, provider: int, message: FromAgent) -> None:
+    def _take(self, provider: int, message: FromAgent) -> None:
         if isinstance(message, Reported):
             self._reported(provider, message)
         elif isinstance(message, Ended):
-            await self._ended(provider, message)
+            self._ended(provider, message)
         else:
             self._core.happen(Heard(provider=provider, message=message))
 

@@ -1,10 +1,13 @@
 """What workers say while they train and when they end: shown, kept, and told to the state."""
 
+import asyncio
+import logging
 from collections.abc import Callable, Iterable, Sequence
 
 import msgspec
 
 from ravnest.api.control import Ended, Reported
+from ravnest.api.limits import FileRef
 from ravnest.api.views import JobView
 from ravnest.api.work import Point as Said
 from ravnest.api.work import WorkReport
@@ -18,6 +21,8 @@ from ravnest.server.state.events import Noted, PartEnded, WorkReported
 from ravnest.server.state.parts import own_part
 from ravnest.server.state.records import Part
 from ravnest.server.state.words import counted
+
+logger = logging.getLogger("ravnest.server")
 
 _PROGRESS_S = 10.0
 _LARGEST = 1 << 53
@@ -41,6 +46,8 @@ class Reports:
         self._changed = changed
         self._moderation = Moderation(self._too_much, core.clock)
         self._live: dict[str, LiveRun] = {}
+        self._ending: dict[tuple[int, str], asyncio.Task[None]] = {}
+        """Provider and assignment, while what it has brought back is looked at."""
         decoded = (msgspec.json.decode(record, type=Progress) for record in known)
         self.progress = {progress.job: progress for progress in decoded}
         """Job id → how far it was, for a server that has not heard of it since it began."""
@@ -115,14 +122,35 @@ class Reports:
         self.progress[job] = progress = Progress.of(view, now)
         self._core.keep([Put("progress", job, msgspec.json.encode(progress))])
 
-    async def ended(self, provider: int, message: Ended) -> None:
+    def ended(self, provider: int, message: Ended) -> None:
+        """What was brought back may have to be looked at, which takes minutes if it is much. Its
+        provider is heard meanwhile, or its connection would be taken for a dead one; and it may
+        say the same again on another."""
+        key = provider, message.assignment
+        if key not in self._ending:
+            self._ending[key] = asyncio.create_task(self._end(provider, message))
+            self._ending[key].add_done_callback(lambda task: self._has_ended(key, task))
+
+    def _has_ended(self, key: tuple[int, str], task: "asyncio.Task[None]") -> None:
+        del self._ending[key]
+        if not task.cancelled() and (error := task.exception()) is not None:
+            logger.error("the end of %s could not be taken", key[1], exc_info=error)
+
+    def close(self) -> None:
+        """Whoever was not told that all is settled says its end again."""
+        for task in self._ending.values():
+            task.cancel()
+
+    async def _end(self, provider: int, message: Ended) -> None:
         world = self._core.world
         part = own_part(world, provider, message.assignment)
-        results = await self._run_files.whole(part, message.results) if part is not None else ()
-        if part is not None and len(results) < len(message.results):
-            name = world.providers[provider].name
-            missing = counted(len(message.results) - len(results), "result")
-            self._warn(f"not here, or not whole: {missing} of {name}", part.job, provider)
+        results: tuple[FileRef, ...] = ()
+        if part is not None and part.is_open:
+            results = await self._run_files.whole(part, message.results)
+            if len(results) < len(message.results):
+                name = world.providers[provider].name
+                missing = counted(len(message.results) - len(results), "result")
+                self._warn(f"not here, or not whole: {missing} of {name}", part.job, provider)
         self.falls_silent(provider)
         self._core.happen(
             PartEnded(

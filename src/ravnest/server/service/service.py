@@ -166,6 +166,7 @@ class Service:
         self._forgetting.close()
         self.core.close()
         self.stream.close()
+        self.reports.close()
         self.connections.close_all()
 
     async def close(self) -> None:

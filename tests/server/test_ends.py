@@ -1,0 +1,81 @@
+"""An agent says that its worker has ended; what it has brought back may be much to look at."""
+
+import asyncio
+from types import SimpleNamespace
+
+from servers import TIMEOUT_S
+from state_simulation import TRAINED, pool_of, training
+
+from ravnest.api.control import Ended
+from ravnest.api.work import WorkEnd
+from ravnest.server.service.reports import Reports
+
+END = WorkEnd(outcome="done", epochs_done=2, saved=True)
+
+
+class Scene:
+    """One provider that trains, and results that are looked at until somebody lets go."""
+
+    def __init__(self):
+        self.sim = pool_of(1)
+        self.job = training(self.sim)
+        self.part = self.sim.world.at_work[1]
+        self.looked, self.let_go = 0, asyncio.Event()
+        seen = SimpleNamespace(id="", run=1, epoch=0.0, step=0, loss=None, metrics={})
+        core = SimpleNamespace(
+            world=self.sim.world,
+            happen=self.sim.happen,
+            clock=lambda: self.sim.now,
+            keep=lambda changes: None,
+        )
+        run_files = SimpleNamespace(whole=self._whole, settled=lambda part: None)
+        self.reports = Reports(
+            core, run_files, (), seen=lambda job: seen, changed=lambda job, points: None
+        )
+
+    async def _whole(self, part, results):
+        self.looked += 1
+        await self.let_go.wait()
+        return results
+
+    def says_its_end(self):
+        """Whatever the agent says next is heard after this has returned."""
+        self.reports.ended(1, Ended(assignment=self.part.id, end=END, results=(TRAINED,)))
+
+    async def is_taken(self):
+        async with asyncio.timeout(TIMEOUT_S):
+            await asyncio.gather(*self.reports._ending.values())
+
+
+def story(tell):
+    async def limited():
+        async with asyncio.timeout(TIMEOUT_S):
+            await tell(Scene())
+
+    asyncio.run(limited())
+
+
+def test_an_end_that_is_said_again_meanwhile_is_looked_at_once():
+    async def tell(scene):
+        scene.says_its_end()
+        scene.says_its_end()
+        assert scene.part.is_open
+        scene.let_go.set()
+        await scene.is_taken()
+        assert (scene.looked, scene.part.state, scene.job.state) == (1, "ended", "fusing")
+
+    story(tell)
+
+
+def test_an_end_of_what_is_over_is_settled_without_a_look():
+    async def tell(scene):
+        scene.let_go.set()
+        scene.says_its_end()
+        await scene.is_taken()
+        scene.sim.acknowledged.clear()
+        scene.says_its_end()
+        await scene.is_taken()
+        assert scene.looked == 1
+        assert scene.part.id in scene.sim.acknowledged
+
+    story(tell)
