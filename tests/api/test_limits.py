@@ -4,7 +4,7 @@ import msgspec
 import pytest
 
 from ravnest.api.limits import Address, FilePath, Identifier, Label, Name, Sha256, Word, plain
-from ravnest.api.work import Point
+from ravnest.api.work import Point, RoundReport, Span, WorkEnd
 
 
 @pytest.mark.parametrize(
@@ -32,6 +32,52 @@ def test_one_line_is_taken_and_a_second_one_is_not(kind, good):
 def test_a_path_leads_nowhere_else(path):
     with pytest.raises(msgspec.ValidationError):
         msgspec.json.decode(msgspec.json.encode(path), type=FilePath)
+
+
+@pytest.mark.parametrize("port", [0, 1, 80, 9999, 10000, 59999, 64999, 65000, 65535])
+def test_ports_that_there_are(port):
+    assert msgspec.convert(f"host:{port}", Address) == f"host:{port}"
+
+
+@pytest.mark.parametrize("port", ["65536", "65540", "66000", "70000", "99999", "080", "-1", ""])
+def test_ports_that_there_are_not(port):
+    with pytest.raises(msgspec.ValidationError):
+        msgspec.convert(f"host:{port}", Address)
+
+
+def test_labels_do_not_turn_the_direction_of_writing():
+    with pytest.raises(msgspec.ValidationError):
+        msgspec.convert("\u202eUPG", Label)
+
+
+HONEST_POINT = ["train/loss", 1, 0.5, 2.0, 3.0]
+HONEST_ROUND = {
+    "ring": 0,
+    "number": 1,
+    "began": 1.0,
+    "ended": 2.0,
+    "members": 2,
+    "outcome": "applied",
+}
+
+
+@pytest.mark.parametrize(
+    ("kind", "honest", "lies"),
+    [
+        (Point, HONEST_POINT, {0: "\x1b]0;x", 1: -1, 2: 1e308, 3: -1e308}),
+        (Span, ["forward", -1, -1, 1.0, 2.0], {0: "\n", 1: 10**18, 2: -2, 3: -1e308, 4: 1e308}),
+        (RoundReport, HONEST_ROUND, {"began": -1.0, "ended": 1e308, "outcome": "\x1b[31m"}),
+        (WorkEnd, {"outcome": "done", "metrics": {"eval/f1": 0.5}}, {"metrics": {"\x1b[31m": 1.0}}),
+    ],
+)
+def test_what_workers_say_is_within_reason(kind, honest, lies):
+    """Others show it: in terminals, on pages, in arithmetic of their own."""
+    msgspec.convert(honest, kind)
+    for place, lie in lies.items():
+        said = honest.copy()
+        said[place] = lie
+        with pytest.raises(msgspec.ValidationError):
+            msgspec.convert(said, kind)
 
 
 def test_names_of_curves_are_plain():

@@ -119,18 +119,27 @@ def end_with(sim, ends):
     sim.talk()
 
 
+def test_nobody_has_done_more_epochs_than_the_job_has():
+    sim = pool_of(4)
+    job = training(sim)
+    end = WorkEnd(outcome="done", epochs_done=1 << 40, saved=True)
+    end_with(sim, {part.provider: end for part in sim.world.of_run[job.id]})
+    sim.fuse_one()
+    assert (job.state, job.epochs_done) == ("done", job.epochs)
+
+
 def test_what_only_the_fastest_cluster_has_done_is_not_skipped_for_the_others():
     sim = pool_of(4)
     job = training(sim)
     by_cluster = {
-        0: WorkEnd(outcome="stopped", epochs_done=6, saved=True),
-        1: WorkEnd(outcome="stopped", epochs_done=56, saved=True),
+        0: WorkEnd(outcome="stopped", epochs_done=1, saved=True),
+        1: WorkEnd(outcome="stopped", epochs_done=2, saved=True),
     }
     sim.steer("j0", "stop")
     end_with(sim, {part.provider: by_cluster[part.cluster] for part in sim.world.of_run[job.id]})
     assert sim.world.runs[job.id].fuses == 1  # its weights are trained most
     sim.fuse_one()
-    assert (job.state, job.epochs_done) == ("stopped", 6)
+    assert (job.state, job.epochs_done) == ("stopped", 1)
 
 
 def test_a_job_is_not_done_while_a_cluster_was_stopped_on_the_way():

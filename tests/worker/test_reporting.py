@@ -45,6 +45,15 @@ def test_a_loss_that_is_no_number_is_told_as_such():
     assert found.metrics == {"eval/accuracy": 0.5}
 
 
+def test_whatever_a_script_calls_its_metrics_can_be_told():
+    found = journal()
+    found.on_evaluate(Progress(metrics={"top-1 (%)\x1b": 0.5, "long " * 40: 1.0}))
+    end = WorkEnd(outcome="done", metrics=found.metrics)
+    assert msgspec.json.decode(msgspec.json.encode(end), type=WorkEnd) == end
+    assert found.metrics["eval/top-1 ____"] == 0.5
+    assert msgspec.convert([msgspec.to_builtins(p) for p in found.take()], list[Point])
+
+
 def test_very_many_points_become_their_means():
     many = [point(step, float(step)) for step in range(1000)]
     few = thinned(many, 100)

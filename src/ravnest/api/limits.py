@@ -19,7 +19,8 @@ Word = Annotated[
     str, Meta(min_length=1, max_length=100, pattern=r"^[A-Za-z_][A-Za-z0-9_.]*$(?!\n)")
 ]
 """What something is called in Python or in a registry."""
-Label = Annotated[str, Meta(max_length=200, pattern=r"^[^\x00-\x1f\x7f-\x9f]*$(?!\n)")]
+_STEERING = r"\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069"
+Label = Annotated[str, Meta(max_length=200, pattern=rf"^[^\x00-\x1f{_STEERING}]*$(?!\n)")]
 """What a machine calls its parts: one line that a terminal can show."""
 Text = Annotated[str, Meta(max_length=4000)]
 """Said by somebody to somebody; never interpreted, and cleaned (`plain`) before it is shown."""
@@ -43,8 +44,16 @@ Seconds = Annotated[float, Meta(ge=0.0, le=1e11)]
 """A duration, or a moment as seconds since 1970."""
 Address = Annotated[
     str,
-    Meta(max_length=260, pattern=r"^([\w.-]{1,240}|\[[0-9a-fA-F:.%\w]{2,100}\]):[0-9]{1,5}$(?!\n)"),
+    Meta(
+        max_length=260,
+        pattern=r"^([\w.-]{1,240}|\[[0-9a-fA-F:.%\w]{2,100}\]):"
+        r"(0|[1-9][0-9]{0,3}|[1-5][0-9]{4}|6([0-4][0-9]{3}|5([0-4][0-9]{2}|5([0-2][0-9]|3[0-5]))))"
+        r"$(?!\n)",
+    ),
 ]
+"""Host and port, which is not larger than there are."""
+Series = Annotated[str, Meta(max_length=80, pattern=r"^[\w/.@ -]+$(?!\n)")]
+"""What a curve or a figure is called, like train/loss."""
 Scalar = bool | int | float | str | None
 Parameters = dict[str, Scalar | list[Scalar]]
 """Arguments of something in a registry."""
@@ -69,7 +78,7 @@ class FileRef(Strict, frozen=True, kw_only=True, gc=False):
     size: Bytes
 
 
-_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]")
+_CONTROL = re.compile(rf"[\x00-\x08\x0b-\x1f{_STEERING}]")
 
 
 def plain(text: str) -> str:

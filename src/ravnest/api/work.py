@@ -15,6 +15,8 @@ from ravnest.api.limits import (
     Name,
     Positive,
     ProviderId,
+    Seconds,
+    Series,
     Strict,
     Text,
     Word,
@@ -118,15 +120,19 @@ class WorkOrder(Strict, frozen=True, kw_only=True):
 # ---- what the worker reports ----
 
 
+_Number = Annotated[int, Meta(ge=-1, le=1 << 40)]
+"""-1: of none."""
+
+
 class Span(Strict, frozen=True, array_like=True):
     """The compute thread was busy with this, from … to …, in seconds since 1970."""
 
     kind: Annotated[str, Meta(max_length=20, pattern=r"^[\w/ -]*$(?!\n)")]
     """forward, backward, update, average, evaluate"""
-    batch: int
-    part: int
-    start: float
-    end: float
+    batch: _Number
+    part: _Number
+    start: Seconds
+    end: Seconds
 
 
 class LinkBytes(Strict, frozen=True, kw_only=True):
@@ -142,20 +148,19 @@ class RoundReport(Strict, frozen=True, kw_only=True):
 
     ring: Count
     number: Count
-    began: float
-    ended: float
+    began: Seconds
+    ended: Seconds
     members: Count
-    outcome: Annotated[str, Meta(max_length=40)]
-    """applied, given up, skipped"""
+    outcome: Literal["applied", "given up", "skipped"]
 
 
 class Point(Strict, frozen=True, array_like=True):
     """A value of a curve. Series are named like train/loss, eval/accuracy."""
 
-    series: Annotated[str, Meta(max_length=80, pattern=r"^[\w/.@ -]+$(?!\n)")]
-    step: int
-    epoch: float
-    at: float
+    series: Series
+    step: Count
+    epoch: Figure
+    at: Seconds
     value: float | None
     """None: not a finite number."""
 
@@ -163,7 +168,7 @@ class Point(Strict, frozen=True, array_like=True):
 class WorkReport(Strict, frozen=True, kw_only=True):
     """What happened in a worker since its last report; totals are since it began."""
 
-    at: float
+    at: Seconds
     epoch: Count = 0
     step: Count = 0
     samples: Count = 0
@@ -191,9 +196,9 @@ class WorkEnd(Strict, frozen=True, kw_only=True):
     """Whole epochs whose result is in the saved weights, earlier runs included."""
     saved: bool = False
     """There are trained weights in package/ to be brought back."""
-    metrics: Annotated[
-        dict[Annotated[str, Meta(max_length=80)], float], Meta(max_length=MOST_METRICS)
-    ] = msgspec.field(default_factory=dict)
+    metrics: Annotated[dict[Series, float], Meta(max_length=MOST_METRICS)] = msgspec.field(
+        default_factory=dict
+    )
     reason: Text = ""
     culprit: Word | None = None
     """The node that failed first, if it was not this one."""

@@ -6,6 +6,7 @@ The thread that trains writes, the one that reports takes.
 import itertools
 import logging
 import math
+import re
 import threading
 import time
 from collections import deque
@@ -65,7 +66,7 @@ class Journal(Callback):
         found = progress.metrics
         if self._recipe is not None:
             found = finish_metrics(self._recipe, found)
-        named = {f"eval/{name}": value for name, value in found.items()}
+        named = {_series(f"eval/{name}"): value for name, value in found.items()}
         with self._lock:
             self._scores.extend(self._point(series, value) for series, value in named.items())
             self.metrics = {name: value for name, value in named.items() if math.isfinite(value)}
@@ -87,6 +88,11 @@ class Journal(Callback):
             losses, self._losses = list(self._losses), deque(maxlen=_POINTS_KEPT)
             scores, self._scores = list(self._scores), deque(maxlen=_POINTS_KEPT)
         return (*thinned(losses, _POINTS_OF_A_REPORT), *scores[-_POINTS_OF_A_REPORT:])
+
+
+def _series(name: str) -> str:
+    """A script may call its metrics whatever it likes."""
+    return re.sub(r"[^\w/.@ -]", "_", name)[:80]
 
 
 def thinned(points: Sequence[Point], most: int) -> list[Point]:

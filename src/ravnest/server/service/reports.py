@@ -25,7 +25,6 @@ from ravnest.server.state.words import counted
 logger = logging.getLogger("ravnest.server")
 
 _PROGRESS_S = 10.0
-_LARGEST = 1 << 53
 
 
 class Reports:
@@ -104,7 +103,7 @@ class Reports:
                         part.job,
                         point.series,
                         part.cluster,
-                        max(-_LARGEST, min(_LARGEST, point.step)),
+                        point.step,
                         point.epoch,
                         point.at,
                         point.value,

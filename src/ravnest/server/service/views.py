@@ -116,6 +116,7 @@ def job_view(
             epoch = max(epoch, _epoch_of_all(roots, live))
         elif known is not None and known.run == job.run:
             epoch = max(epoch, known.epoch)
+    epoch = min(epoch, float(job.epochs))  # whatever they say
     loss = live.loss.get(0) if live else None
     if loss is None and known is not None:
         loss = known.loss

@@ -165,7 +165,7 @@ def fused(world: World, run: Run, size: int, now: float) -> None:
     parts = [part for part in world.of_run[run.job] if part.cluster not in run.unfusible]
     kept = brought_back(parts)
     trained = [part for stages in kept.values() for part in stages]
-    done = epochs_of(trained)
+    done = min(epochs_of(trained), job.epochs)
     if done > job.epochs_done:
         job.lost_runs, job.cause = 0, ""
     job.epochs_done, job.fused_run, job.result_bytes = done, run.number, size
