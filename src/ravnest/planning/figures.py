@@ -1,4 +1,4 @@
-"""Figures as a person reads them: three digits that matter, a unit that fits, never an exponent.
+"""Figures as a person reads them: three digits that matter, a unit that fits, no exponent.
 
     8 GB   432 kB   6,112 batches/s   24 GFLOP   12.5 ms
 
@@ -11,6 +11,8 @@ import math
 _BYTES = ((1e9, "GB"), (1e6, "MB"), (1e3, "kB"))
 _THINGS = ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k"))
 _FLOP = ((1e15, "PFLOP"), (1e12, "TFLOP"), (1e9, "GFLOP"), (1e6, "MFLOP"), (1e3, "kFLOP"))
+_BEYOND = 1e15
+"""More than that is a mistake, or a loss that has run away: shown short, with an exponent."""
 _TIMES = ((1.0, "s"), (1e-3, "ms"))
 
 
@@ -18,6 +20,8 @@ def plain(value: float, digits: int = 3) -> str:
     """So many significant digits, commas between thousands, no zeros that say nothing."""
     if value == 0 or not math.isfinite(value):
         return f"{value:.0f}"
+    if abs(value) >= _BEYOND:
+        return f"{value:.{digits - 1}e}"
     decimals = digits - 1 - math.floor(math.log10(abs(value)))
     if decimals <= 0:
         return f"{value:,.0f}"
@@ -26,7 +30,7 @@ def plain(value: float, digits: int = 3) -> str:
 
 def passed(epochs: float) -> str:
     """Epochs so far, to the hundredth; never rounded up to one that has not ended."""
-    return plain(math.floor(epochs * 100 + 1e-6) / 100, 9)
+    return plain(math.floor(epochs * 100 + 1e-6) / 100 if epochs < _BEYOND else epochs, 9)
 
 
 def size(number: float, digits: int = 3) -> str:
