@@ -2,12 +2,14 @@
 
 server.sqlite                      the records (unless they are in PostgreSQL)
 authority/{ca,server}.{pem,key}    see authority.py
+identity.json                      which records belong to this folder, see belonging.py
 operator.token                     for whoever owns this server
 blobs/ab/<sha256>                  files by content
 jobs/<id>/model/…                  the model as it was handed in
 jobs/<id>/runs/<n>/                a plan, its packages, the parts of the providers
 jobs/<id>/runs/<n>/results/<id>/   what a provider has brought back
 jobs/<id>/result/                  the fused weights
+set-aside/<id>/                    what was brought back for jobs that are not in the records
 """
 
 import contextlib
@@ -29,11 +31,13 @@ class Folders:
         self.root = root
         self.database = root / "server.sqlite"
         self.authority = root / "authority"
+        self.identity = root / "identity.json"
         self.operator_token = root / "operator.token"
         self.blobs = root / "blobs"
         self.jobs = root / "jobs"
         self.incoming = root / "incoming"
         """Files that are not complete yet; whatever is here when the server starts is refuse."""
+        self.aside = root / "set-aside"
 
     def make(self) -> None:
         for folder in (self.root, self.authority, self.blobs, self.jobs, self.incoming):
@@ -59,6 +63,21 @@ class Folders:
 
     def result(self, job: str) -> Path:
         return self.jobs / job / "result"
+
+    def holds_results(self, job: str) -> bool:
+        """Whether there is something of this job that only training can bring back."""
+        found = [self.result(job), *self.job(job).glob("runs/*/results/*")]
+        return any(path.is_file() for folder in found for path in folder.glob("*"))
+
+    def set_aside(self, job: str) -> Path:
+        """Out of the way, and never removed by the server; where it is now."""
+        self.aside.mkdir(exist_ok=True)
+        target, number = self.aside / job, 1
+        while target.exists():
+            number += 1
+            target = self.aside / f"{job}-{number}"
+        self.job(job).rename(target)
+        return target
 
     def remove_runs_before(self, job: str, run: int) -> None:
         """Their plans and what was brought back for them; `run` holds everything that is needed."""

@@ -20,13 +20,13 @@ from ravnest.descriptors import allow_many_files
 from ravnest.errors import ServerError, TokenError
 from ravnest.locks import only_one
 from ravnest.server.authority import open_authority, server_certificate
+from ravnest.server.belonging import belong_together
 from ravnest.server.changes import Put
 from ravnest.server.folders import PRIVATE, Folders, write_whole
 from ravnest.server.service.app import make_app
 from ravnest.server.service.control import MESSAGE_BYTES
 from ravnest.server.service.service import Options, Service
 from ravnest.server.sockets import Sockets
-from ravnest.server.state.words import counted
 from ravnest.server.store import Store, open_store
 from ravnest.server.strangers import Watched, short_handshakes
 
@@ -80,9 +80,10 @@ async def serve(
         now = datetime.datetime.now(datetime.UTC)
         authority = open_authority(folders.authority, now)
         certificate, key = server_certificate(authority, folders.authority, options.names, now)
-        opened = stack.enter_context(_opened(store or str(folders.database)))
+        url = store or str(folders.database)
+        opened = stack.enter_context(_opened(url))
+        belong_together(folders, opened, url)
         service = Service(options, opened, authority)
-        _refuse_others_records(service)
         join_token = await _first_tokens(service, token_hours)
         port = listener.getsockname()[1]
         scheme = "https" if listening.tls else "http"
@@ -206,19 +207,6 @@ def _opened(url: str) -> Iterator[Store]:
         yield store
     finally:
         store.close()
-
-
-def _refuse_others_records(service: Service) -> None:
-    """Files of jobs that are not in the records are removed; not if the records are the wrong
-    ones. Whoever could submit a job had a token: without any, these have never been used."""
-    jobs = sum(1 for _ in service.folders.jobs.iterdir())
-    if jobs and not service.access.shown() and not service.world.jobs:
-        raise ServerError(
-            f"{service.folders.root} holds the files of {counted(jobs, 'job')}, and the records "
-            "that this server was given are new: with them, those files would be removed. Give the "
-            "records that belong to this folder (--store URL, server.sqlite), or a folder of its "
-            "own (--data DIR)"
-        )
 
 
 async def _first_tokens(service: Service, hours: float) -> str | None:

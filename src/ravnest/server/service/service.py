@@ -1,6 +1,7 @@
 """All parts of a running server, put together, started and ended."""
 
 import asyncio
+import logging
 import shutil
 import time
 from collections.abc import Callable
@@ -36,6 +37,8 @@ from ravnest.server.service.work import WorkLimits, Workshop
 from ravnest.server.state.events import Started
 from ravnest.server.state.world import Settings, World
 from ravnest.server.store import Store
+
+logger = logging.getLogger("ravnest.server")
 
 
 @dataclass(frozen=True)
@@ -154,10 +157,17 @@ class Service:
     def _tidy(self) -> None:
         """What a server before this one has left behind."""
         for folder in self.folders.jobs.iterdir():
-            if folder.name not in self.world.jobs:
-                shutil.rmtree(folder, ignore_errors=True)
-            else:
+            if folder.name in self.world.jobs:
                 self.folders.remove_runs_before(folder.name, self.world.jobs[folder.name].fused_run)
+            elif self.folders.holds_results(folder.name):
+                # That nobody knows of it is no reason to lose what was trained.
+                place = self.folders.set_aside(folder.name)
+                logger.warning(
+                    "job %s is not in the records; what was trained for it is in %s now",
+                    *(folder.name, place),
+                )
+            else:
+                shutil.rmtree(folder, ignore_errors=True)
         self.files.begin()
         note_hashes(self.core.store, self.world.jobs)
 
