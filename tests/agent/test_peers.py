@@ -287,3 +287,19 @@ def test_host_and_port():
     for text in ("80", ":80", "host", "host:x", "host:99999", "::1:80"):
         with pytest.raises(NodeError, match="--listen"):
             split_host_port(text, "--listen")
+
+
+@pytest.mark.parametrize(
+    "address",
+    ["127.0.0.1:99999", "127.0.0.1:-1", "127.0.0.1", "", ":", "a..b:1", "[::1%lo]:70000", "\0:1"],
+)
+def test_an_address_that_is_none_is_passed_over(tmp_path, authority, address):
+    """One provider said that it is at port 99999, and the agents of all others ended."""
+    one, two = (identity(tmp_path / str(n), authority, n) for n in (1, 2))
+
+    async def talk(listener):
+        right = f"127.0.0.1:{listener.port}"
+        assert (await find(two, 1, (address, right), measure=False)).address == right
+        assert await find(two, 1, (address,), measure=False) is None
+
+    listening(one, talk)

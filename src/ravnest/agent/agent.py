@@ -18,7 +18,7 @@ from ravnest.agent.instructions import Show
 from ravnest.agent.machine import Load
 from ravnest.agent.measuring import Measuring
 from ravnest.agent.standing import Instructions
-from ravnest.agent.tasks import Tasks
+from ravnest.agent.tasks import Tasks, in_words
 from ravnest.agent.upkeep import Upkeep
 from ravnest.agent.worker import Worker
 from ravnest.api.control import FromServer, PeerAddress, Welcome
@@ -53,7 +53,7 @@ class Agent:
         )
         self._channel = Channel(around.client, self, pauses)
         self._errand: Errand | None = None
-        self._tasks = Tasks(self._mistaken)
+        self._tasks = Tasks(self._mistaken, self._failed_aside)
         do, control = self._do, self._control
         self._clockwork = Clockwork(
             on_beat=self._beat,
@@ -173,13 +173,13 @@ class Agent:
                 self._around.report_s, self._around.clock_offset_s = report_s, offset_s
                 self._clockwork.keep(heartbeat_s)
             case todo.MeasureLinks():
-                self._tasks.go(self._measure())
+                self._tasks.go(self._measure(), aside=True)
             case todo.RenewCertificate():
-                self._tasks.go(self._upkeep.renew())
+                self._tasks.go(self._upkeep.renew(), aside=True)
             case todo.RemoveOld(job=job):
-                self._tasks.go(self._upkeep.remove_old(job))
+                self._tasks.go(self._upkeep.remove_old(job), aside=True)
             case todo.ProbePeers(peers=peers):
-                self._tasks.go(self._probe(peers))
+                self._tasks.go(self._probe(peers), aside=True)
             case todo.Prepare(assignment=assignment):
                 self._prepare(assignment)
             case todo.CancelPreparing(assignment=name):
@@ -210,8 +210,12 @@ class Agent:
 
     def _mistaken(self, error: BaseException) -> None:
         """Better to end, and be started again, than to be half an agent."""
-        self.problem = f"{type(error).__name__}: {error}"
+        self.problem = in_words(error)
         self._finished.set()
+
+    def _failed_aside(self, error: BaseException) -> None:
+        """Nothing that strangers have a hand in ends what this machine does for others."""
+        self._show("mistake", f"something was left undone: {in_words(error)}")
 
     # ---- what takes time ----
 
@@ -283,7 +287,7 @@ class Agent:
             self._show("log", f"what the worker wrote is in {kept}")
         if errand.undelivered and (kept := self._folders.keep_results(name)) is not None:
             self._show("undelivered", f"{errand.undelivered}; they are in {kept}")
-        self._tasks.go(self._remove(errand), removes=True)
+        self._tasks.go(self._remove(errand), aside=True, removes=True)
 
     async def _remove(self, errand: Errand) -> None:
         if errand.task is not None:

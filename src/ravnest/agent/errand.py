@@ -22,6 +22,7 @@ from ravnest.agent.peers import PeerListener, find
 from ravnest.agent.results import has_saved
 from ravnest.agent.sandbox import sandboxed
 from ravnest.agent.settings import AgentSettings
+from ravnest.agent.tasks import in_words
 from ravnest.agent.thinning import Thinning
 from ravnest.agent.tunnel import Tunnels
 from ravnest.agent.worker import Worker
@@ -29,7 +30,7 @@ from ravnest.api.limits import FileRef
 from ravnest.api.work import Assignment, WorkEnd, WorkOrder, WorkReport
 from ravnest.client.answers import AnswerError
 from ravnest.client.http import HttpClient
-from ravnest.errors import JobError
+from ravnest.errors import JobError, RavnestError
 
 _PROBES_AT_ONCE = 8
 _TELL_EVERY = 0.2
@@ -76,6 +77,14 @@ class Errand:
 
     async def prepare(self, on_share: Callable[[float], None]) -> tuple[int, ...]:
         """Everything but the start; returns the neighbours that only the server reaches."""
+        try:
+            return await self._prepare(on_share)
+        except (RavnestError, OSError):
+            raise
+        except Exception as error:  # whatever is in it was made elsewhere
+            raise JobError(in_words(error)) from error
+
+    async def _prepare(self, on_share: Callable[[float], None]) -> tuple[int, ...]:
         around, loop = self._around, asyncio.get_running_loop()
         self.folder.begin(around.identity)
         await self._take_port()
@@ -144,16 +153,14 @@ class Errand:
         return self.worker
 
     async def work(self, worker: Worker) -> WorkEnd:
-        self._listen = await self._give_port()
         try:
+            self._listen = await self._give_port()
             self._give_order()
             end = await worker.run()
         except OSError as error:  # a disk that is full
-            end = WorkEnd(
-                outcome="failed",
-                epochs_done=self.assignment.epochs_done,
-                reason=f"the worker cannot be started: {error}"[:4000],
-            )
+            end = self._failed(f"the worker cannot be started: {error}")
+        except Exception as error:  # what it has said was made elsewhere
+            end = self._failed(f"the agent does not understand it: {in_words(error)}")
         finally:
             self.worker = None
             if self._reports is not None:
@@ -165,6 +172,10 @@ class Errand:
         with contextlib.suppress(OSError):
             self.folder.record_end(end)
         return end
+
+    def _failed(self, reason: str) -> WorkEnd:
+        done = self.assignment.epochs_done
+        return WorkEnd(outcome="failed", epochs_done=done, reason=reason[:4000])
 
     async def _give_port(self) -> tuple[str, int]:
         """The port on which this machine is known is the worker's as long as it runs."""
@@ -253,6 +264,8 @@ class Errand:
             self.undelivered = str(error)
         except OSError as error:
             self.undelivered = f"the results cannot be read on the provider's disk: {error}"
+        except Exception as error:  # they may be anything
+            self.undelivered = f"the results cannot be brought back: {in_words(error)}"
         reason = self.undelivered[:4000]
         return msgspec.structs.replace(end, outcome="failed", saved=False, reason=reason), ()
 

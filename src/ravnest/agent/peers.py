@@ -186,7 +186,9 @@ async def find(
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(_BUSY_S + measure * (_CONVERSATION_S + _TURN_S)):
             for address in addresses:
-                with contextlib.suppress(OSError, EOFError, ValueError):
+                # Any error: an address is what a stranger calls one, and libraries differ in what
+                # they raise for a port of 99999 or a name that is none.
+                with contextlib.suppress(Exception):
                     return await _try_again(identity, provider, address, measure=measure)
     return None
 

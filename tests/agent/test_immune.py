@@ -1,0 +1,76 @@
+"""Nothing that comes from elsewhere ends an agent, whatever a library makes of it."""
+
+import pytest
+from made import assignment
+from running import Running, assign, beat_of, files, run, task
+
+from ravnest.agent import errand, fetching, measuring, worker
+from ravnest.api.control import Assign, Begin, Ended, Measured, PeerAddress, Probe, Refused, Settled
+from ravnest.api.work import Neighbour
+
+
+def breaks(*_, **__):
+    raise OverflowError("getsockaddrarg: port must be 0-65535.")
+
+
+async def breaks_later(*_, **__):
+    breaks()
+
+
+async def is_free(server):
+    """It takes another assignment."""
+    await server.say(7, Assign(assignment=task(server)))
+    await beat_of(server, "ready")
+
+
+def test_a_probe_that_fails_in_a_way_that_nobody_thought_of(tmp_path, monkeypatch):
+    monkeypatch.setattr(measuring, "probe", breaks_later)
+
+    async def test(server):
+        async with Running(server, tmp_path / "home") as running:
+            await server.hear(Measured)
+            await server.say(7, Probe(peers=(PeerAddress(provider=8, addresses=("a:1",)),)))
+            await running.tells("mistake")
+            assert running.told("mistake")[0].startswith("something was left undone: OverflowError")
+            await is_free(server)
+
+    run(test, tmp_path)
+
+
+def test_an_assignment_that_cannot_be_prepared_in_such_a_way_is_refused(tmp_path, monkeypatch):
+    async def test(server):
+        near = Neighbour(provider=8, node="node_8", plan_address="b:1", addresses=("a:1",))
+        given = task(server, neighbours=(near,))
+        async with Running(server, tmp_path / "home"):
+            await server.hear(Measured)
+            with monkeypatch.context() as patched:
+                patched.setattr(errand, "find", breaks_later)
+                await server.say(7, Assign(assignment=given))
+                refused = await server.hear(Refused)
+            assert "cannot be prepared: OverflowError: getsockaddrarg" in refused.reason
+            assert refused.lasting
+            await server.say(7, Assign(assignment=assignment("b7", files=files(server))))
+            await beat_of(server, "ready")
+
+    run(test, tmp_path)
+
+
+@pytest.mark.parametrize("where", ["report", "results"])
+def test_work_that_ends_in_such_a_way_has_failed(tmp_path, monkeypatch, where):
+    async def test(server):
+        async with Running(server, tmp_path / "home"):
+            with monkeypatch.context() as patched:
+                if where == "report":
+                    patched.setattr(worker.Worker, "_listen", breaks_later)
+                else:
+                    patched.setattr(fetching, "upload", breaks)
+                await assign(server, task(server))
+                await server.say(7, Begin(assignment="a7"))
+                end = (await server.hear(Ended)).end
+            assert (end.outcome, end.saved) == ("failed", False)
+            assert "OverflowError: getsockaddrarg" in end.reason
+            await server.say(7, Settled(assignment="a7"))
+            await beat_of(server, "idle")
+            await is_free(server)
+
+    run(test, tmp_path)
