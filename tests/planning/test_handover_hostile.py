@@ -303,6 +303,27 @@ def test_keys_of_another_state_dict_are_refused(entry, complaint, folder):
     refuse(folder, complaint)
 
 
+def name_again(folder: Path, times: int) -> None:
+    more = [{"key": f"k{number}", "tensor": "first.weight"} for number in range(times)]
+    edit(folder, "model.json", lambda index: index["state"].extend(more))
+
+
+def test_a_small_tensor_with_very_many_names_is_refused(folder):
+    """Fusion writes each of them out: 2 MB of names would be 600 MB of weights."""
+    name_again(folder, 2000)
+    refuse(folder, "2002 names for the tensor 'first.weight'")
+
+
+def test_tensors_that_are_named_too_often_for_their_size_are_refused(folder):
+    name_again(folder, 1000)
+    assert study_package(folder).name == "Small"  # small enough to be of no harm
+    refuse(
+        folder,
+        "100 bytes would be 64164, more than the 4200",
+        limits=ModelLimits(repeated_bytes=1000),
+    )
+
+
 @pytest.mark.parametrize(
     ("change", "complaint"),
     [

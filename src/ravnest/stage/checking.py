@@ -79,7 +79,7 @@ def _check_tensors(graph: StageGraph, limits: Limits) -> None:
         raise PackageError("a tensor is listed twice")
     total = 0
     for spec in graph.tensors:
-        total += _tensor_bytes(spec)
+        total += tensor_bytes(spec)
         if spec.trainable and (spec.kind != "parameter" or not _is_differentiable(spec.dtype)):
             raise PackageError(f"{spec.kind} {spec.name[:100]!r} cannot be trainable")
         if spec.stages and (graph.stage not in spec.stages or max(spec.stages) >= graph.stages):
@@ -87,7 +87,7 @@ def _check_tensors(graph: StageGraph, limits: Limits) -> None:
     _check_count("bytes of tensors", total, limits.weight_bytes)
 
 
-def _tensor_bytes(spec: TensorSpec) -> int:
+def tensor_bytes(spec: TensorSpec) -> int:
     count = DTYPES[_known_dtype(spec.dtype)].itemsize
     for size in spec.shape:
         count *= size

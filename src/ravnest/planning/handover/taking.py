@@ -5,6 +5,7 @@ the card, the graph against the allow-list, and here also what planning takes fo
 outline, the names and the example against the graph. What is wrong is a `PackageError`.
 """
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,7 +28,7 @@ from ravnest.planning.handover.card import (
     ModeOutline,
     Outline,
 )
-from ravnest.stage.checking import Limits
+from ravnest.stage.checking import Limits, tensor_bytes
 from ravnest.stage.files import check_file, read_document
 from ravnest.stage.graph import FileEntry, ModeGraph, StageGraph, Wire
 from ravnest.stage.operators import DTYPES, MODULE_CALL, dtype_name
@@ -41,6 +42,13 @@ class ModelLimits(Limits):
     """The most a handed over model may ask for."""
 
     example_bytes: int = 1 << 30
+    names_of_a_tensor: int = 1024
+    """In its state_dict. A layer that a model goes through again and again has as many."""
+    repetition: int = 32
+    """How many times the bytes of its tensors a state_dict may have when every name counts, as in
+    the file that fusion writes,"""
+    repeated_bytes: int = 64 << 20
+    """and so many bytes more."""
 
 
 @dataclass(frozen=True)
@@ -91,6 +99,7 @@ def _take(folder: Path, limits: ModelLimits) -> TakenModel:
     index = read_document(folder / INDEX, Index, format=form, limit=limit, entry=entries[INDEX])
     _check_outline(package.graph, outline)
     _check_names(package.graph, outline, index)
+    _check_repetition(package.graph, index, limits)
     call = _call(folder, card, entries.get(EXAMPLE), package.graph, limits)
     _check_inputs(package.graph, outline, call)
     return TakenModel(card, package, outline, index, call)
@@ -170,6 +179,25 @@ def _check_names(graph: StageGraph, outline: Outline, index: Index) -> None:
         raise PackageError(f"{INDEX} has a key twice, or one that is too long")
     if unknown := {entry.tensor for entry in index.state} - named:
         raise PackageError(f"{INDEX} has an unknown tensor {min(unknown)[:100]!r}")
+
+
+def _check_repetition(graph: StageGraph, index: Index, limits: ModelLimits) -> None:
+    """A few bytes of names must not become a file that fills a disk."""
+    sizes = {spec.name: tensor_bytes(spec) for spec in graph.tensors}
+    names = Counter(entry.tensor for entry in index.state)
+    for tensor, count in names.most_common(1):
+        if count > limits.names_of_a_tensor:
+            raise PackageError(
+                f"{INDEX} has {count} names for the tensor {tensor[:100]!r}, more than the "
+                f"{limits.names_of_a_tensor} allowed"
+            )
+    total = sum(sizes[tensor] * count for tensor, count in names.items())
+    most = limits.repetition * sum(sizes.values()) + limits.repeated_bytes
+    if total > most:
+        raise PackageError(
+            f"{INDEX} names the same tensors so often that their {sum(sizes.values())} bytes would "
+            f"be {total}, more than the {most} allowed; keep what is shared under fewer names"
+        )
 
 
 def _call(
