@@ -72,9 +72,12 @@ def test_threads_are_the_owners_and_never_more_than_there_are():
 
 def test_a_workers_environment_has_its_threads_and_no_secrets(monkeypatch):
     secrets = ("RAVNEST_JOIN_TOKEN", "AWS_SECRET_ACCESS_KEY", "https_proxy", "SSH_AUTH_SOCK")
+    # They begin as those do that are needed.
+    secrets += ("NVIDIA_API_KEY", "NVIDIA_ANYTHING", "TORCH_HUB_TOKEN", "Python_Index_Password")
     for name in secrets:
         monkeypatch.setenv(name, "secret")
     needed = ("PATH", "HOME", "TMPDIR", "LC_ALL", "CUDA_VISIBLE_DEVICES", "PYTHONPATH")
+    needed += ("NVIDIA_VISIBLE_DEVICES", "NVIDIA_TF32_OVERRIDE")
     for name in needed:
         monkeypatch.setenv(name, f"/of the owner/{name}")
     monkeypatch.setenv("OMP_NUM_THREADS", "64")

@@ -34,13 +34,16 @@ _PERSONAL = frozenset(
 _NEEDED = _PERSONAL | frozenset(
     {"PATH", "LANG", "LANGUAGE", "TZ", "LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH"}
     | {"VIRTUAL_ENV", "CONDA_PREFIX"}
+    | {"NVIDIA_VISIBLE_DEVICES", "NVIDIA_DRIVER_CAPABILITIES", "NVIDIA_TF32_OVERRIDE"}
     | {"SYSTEMROOT", "SYSTEMDRIVE", "WINDIR", "COMSPEC", "PATHEXT", "NUMBER_OF_PROCESSORS"}
 )
 _NEEDED_PREFIXES = (
     *("LC_", "PYTHON", "PYTORCH_", "TORCH_"),
     *("OMP_", "GOMP_", "KMP_", "MKL_", "OPENBLAS_"),
-    *("CUDA_", "CUDNN_", "NCCL_", "NVIDIA_", "HIP_", "HSA_", "ROCR_"),
+    *("CUDA_", "CUDNN_", "NCCL_", "HIP_", "HSA_", "ROCR_"),
 )
+_SECRET = ("KEY", "TOKEN", "SECRET", "PASSW", "PASSPHRASE", "CREDENTIAL", "AUTH")
+"""Whatever else a name begins with."""
 _NOBODY = "ravnest"
 
 
@@ -129,11 +132,7 @@ def worker_environment(threads: int, home: Path | None = None) -> dict[str, str]
     variables. Among the others there may be anything: tokens, passwords, addresses of proxies.
 
     `home`: it is a stranger's program, and this is all that is its own."""
-    kept = {
-        name: value
-        for name, value in os.environ.items()
-        if name.upper() in _NEEDED or name.upper().startswith(_NEEDED_PREFIXES)
-    }
+    kept = {name: value for name, value in os.environ.items() if _is_needed(name.upper())}
     if home is not None:
         kept = {name: value for name, value in kept.items() if name.upper() not in _PERSONAL}
         kept |= {"HOME": str(home), "USER": _NOBODY, "LOGNAME": _NOBODY}
@@ -144,6 +143,12 @@ def worker_environment(threads: int, home: Path | None = None) -> dict[str, str]
         "MKL_NUM_THREADS": number,
         "OPENBLAS_NUM_THREADS": number,
     }
+
+
+def _is_needed(name: str) -> bool:
+    if any(word in name for word in _SECRET):
+        return False
+    return name in _NEEDED or name.startswith(_NEEDED_PREFIXES)
 
 
 def free_disk(folder: Path) -> int:
