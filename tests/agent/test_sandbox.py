@@ -24,10 +24,11 @@ print(os.listdir("/tmp") if not python.startswith("/tmp") else [])
 
 @pytest.fixture
 def no_memory():
-    for known in (why_not, sandbox._user_namespace):
+    found = (why_not, sandbox._user_namespace)
+    for known in found:
         known.cache_clear()
     yield
-    for known in (why_not, sandbox._user_namespace):
+    for known in found:
         known.cache_clear()
 
 
@@ -92,36 +93,64 @@ try:
 except OSError as error:
     print("read-only")
 print(os.access("/proc/sys/kernel/core_pattern", os.W_OK), os.access("/sys", os.W_OK))
-# In a namespace of its own it may do more, and not that.
-system.unshare(new_user | new_mounts)
+# In a namespace of its own it could do more.
+print(system.unshare(new_user | new_mounts), system.unshare(new_user))
 print(system.mount(None, bytes(shown, "utf-8"), None, remount | bind, None))
 print(system.mount(None, b"/proc/sys", None, remount | bind, None))
 """
 
 
+NO_MORE_NAMESPACES = (
+    *("unshare", "--user", "--map-root-user", "sh", "-c"),
+    *('echo 0 > /proc/sys/user/max_user_namespaces; exec "$@"', "sh"),
+)
+
+
 @pytest.mark.needs("bwrap")
-def test_a_script_has_no_capabilities_whoever_started_the_agent(tmp_path, monkeypatch):
-    """As root it kept all of them: it made a folder of the machine writable, and wrote to it."""
+@pytest.mark.parametrize("place", ["usual", "without user namespaces"])
+def test_a_script_has_no_capabilities_whoever_started_the_agent(tmp_path, monkeypatch, place):
+    """As root it kept all of them: it made a folder of the machine writable, and wrote to it. And
+    in a user namespace of its own it froze the control group that it shared with its agent."""
     home, shown = tmp_path / "home", tmp_path / "shown"
     for path in (home / "work", shown):
         path.mkdir(parents=True)
+    before = ()
+    if place == "without user namespaces":
+        before = NO_MORE_NAMESPACES
+        monkeypatch.setattr(sandbox, "_user_namespace", lambda: ("--assert-userns-disabled",))
     folders = sandbox._python_folders()
     monkeypatch.setattr(sandbox, "_python_folders", lambda: [*folders, shown])
     program = f"shown = {str(shown)!r}\n{POWERS}"
     command = sandboxed([sys.executable, "-c", program], home / "work", home)
     assert "--new-session" in command
-    done = subprocess.run(command, capture_output=True, text=True)
-    expected = ["0 0 1", "-1", "read-only", "False False", "-1", "-1"]
+    done = subprocess.run([*before, *command], capture_output=True, text=True)
+    expected = ["0 0 1", "-1", "read-only", "False False", "-1 -1", "-1", "-1"]
     assert done.stdout.splitlines() == expected, done.stderr
     assert list(shown.iterdir()) == []
 
 
 @pytest.mark.needs("bwrap")
-def test_where_there_can_be_no_user_namespace_there_are_no_capabilities_either(
-    tmp_path, monkeypatch
+def test_where_there_can_be_no_user_namespace_it_is_made_sure_that_there_is_none():
+    asked = "from ravnest.agent import sandbox as s; print(s.why_not(), *s._user_namespace())"
+    command = [*NO_MORE_NAMESPACES, sys.executable, "-c", asked]
+    found = subprocess.run(command, capture_output=True, text=True)
+    assert found.stdout == "None --assert-userns-disabled\n", found.stderr
+
+
+@pytest.mark.needs("bwrap")
+def test_where_a_script_could_make_a_user_namespace_there_is_no_sandbox(monkeypatch, no_memory):
+    monkeypatch.setattr(sandbox, "_user_namespace", lambda: ("--assert-userns-disabled",))
+    assert "new user namespaces was not disabled" in why_not()
+
+
+def test_a_bubblewrap_that_cannot_forbid_user_namespaces_is_too_old(
+    tmp_path, monkeypatch, no_memory
 ):
-    monkeypatch.setattr(sandbox, "_user_namespace", tuple)
-    test_a_script_has_no_capabilities_whoever_started_the_agent(tmp_path, monkeypatch)
+    old = tmp_path / "bwrap"
+    old.write_text("#!/bin/sh\necho '--unshare-user  Create new user namespace'\n")
+    old.chmod(0o755)
+    monkeypatch.setattr(sandbox, "_PROGRAM", str(old))
+    assert "is older than version 0.8" in why_not()
 
 
 @pytest.mark.needs("bwrap")

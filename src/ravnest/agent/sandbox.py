@@ -10,6 +10,10 @@ its Node needs them. The network stays: providers talk to each other.
 An agent that root has started is no different: what is read-only stays read-only, for a script has
 no capabilities, and of the kernel's settings, which belong to root without any, it sees a read-only
 copy.
+
+Nor can it get capabilities by a user namespace of its own, in which it could mount what reaches the
+processes beside it (the control group of its agent, to freeze it). Bubblewrap sees to that since
+version 0.8; with an older one there are no scripts.
 """
 
 import functools
@@ -46,6 +50,8 @@ _KERNEL = ("sys", "sysrq-trigger", "fs", "driver", "scsi", "acpi", "dynamic_debu
 """Of /proc, what is about the machine and not about processes. Bubblewrap protects some of it, and
 not /proc/sys: the folder itself cannot be written to, so it looks protected."""
 _TRIAL_S = 20.0
+_OLDEST = "--assert-userns-disabled"
+"""Known since version 0.8."""
 
 
 @functools.cache
@@ -53,6 +59,8 @@ def why_not() -> str | None:
     """Why there can be no sandbox here, found out by trying; None if there can."""
     if shutil.which(_PROGRAM) is None:
         return f"bubblewrap ({_PROGRAM}) is not installed"
+    if _is_too_old():
+        return f"bubblewrap ({_PROGRAM}) is older than version 0.8"
     program = [sys.executable, "-c", "import ravnest.api"]
     with tempfile.TemporaryDirectory(prefix="ravnest-") as home:
         folder = Path(home).resolve() / "work"
@@ -77,10 +85,19 @@ def reason_against(assignment: Assignment, caps: Caps) -> str | None:
     return None if reason is None else f"scripts are allowed in a sandbox only, and {reason}"
 
 
+def _is_too_old() -> bool:
+    try:
+        asked = subprocess.run([_PROGRAM, "--help"], capture_output=True, timeout=_TRIAL_S)
+    except (OSError, subprocess.TimeoutExpired):
+        return False  # what is wrong with it, the trial says
+    return asked.returncode == 0 and _OLDEST.encode() not in asked.stdout + asked.stderr
+
+
 def sandboxed(command: Sequence[str], folder: Path, home: Path) -> list[str]:
     """The same command, seeing programs and libraries, and of the agent's `home`, wherever that is,
     nothing but `folder`, which alone it may write to."""
     around = [_PROGRAM, "--die-with-parent", "--new-session", "--unshare-pid", "--unshare-ipc"]
+    around += ["--unshare-cgroup-try"]
     # The first process there is the command itself: that of bubblewrap would hold open, for all to
     # see, the pipe that a worker speaks through.
     around += [*_user_namespace(), "--cap-drop", "ALL", "--as-pid-1"]
@@ -105,15 +122,15 @@ def sandboxed(command: Sequence[str], folder: Path, home: Path) -> list[str]:
 
 @functools.cache
 def _user_namespace() -> tuple[str, ...]:
-    """Whoever is not root gets one in any case. Root does well to have one, keys that the kernel
-    keeps for it stay outside; in some containers there can be none."""
-    asked = ("--unshare-user",)
+    """One in which there can be no other. Where there can be none at all, as in some containers
+    for root, it is made sure that this holds for a script too."""
+    asked = ("--unshare-user", "--disable-userns")
     command = [_PROGRAM, *asked, "--cap-drop", "ALL", "--ro-bind", "/", "/", "--", "true"]
     try:
         tried = subprocess.run(command, capture_output=True, timeout=_TRIAL_S)
     except (OSError, subprocess.TimeoutExpired):
-        return ()
-    return asked if tried.returncode == 0 else ()
+        return (_OLDEST,)
+    return (*asked, _OLDEST) if tried.returncode == 0 else (_OLDEST,)
 
 
 def _shown(paths: Iterable[Path]) -> list[str]:
