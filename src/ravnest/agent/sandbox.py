@@ -13,7 +13,8 @@ copy.
 
 Nor can it get capabilities by a user namespace of its own, in which it could mount what reaches the
 processes beside it (the control group of its agent, to freeze it). Bubblewrap sees to that since
-version 0.8; with an older one there are no scripts.
+version 0.8; with an older one there are no scripts. What bubblewrap knows nothing of is given up in
+the sandbox, by `confine.py`, before the command begins.
 """
 
 import functools
@@ -46,12 +47,14 @@ _ETC = (
 """Not all of it: there are passwords of networks, keys of hosts, settings of other services."""
 _DEVICES = ("nvidia*", "kfd", "dri")
 _EMPTY = ("/tmp", "/var/tmp", "/run")
+_HIDDEN = ("/proc/keys", "/proc/key-users")
 _KERNEL = ("sys", "sysrq-trigger", "fs", "driver", "scsi", "acpi", "dynamic_debug", "mtrr")
 """Of /proc, what is about the machine and not about processes. Bubblewrap protects some of it, and
 not /proc/sys: the folder itself cannot be written to, so it looks protected."""
 _TRIAL_S = 20.0
 _OLDEST = "--assert-userns-disabled"
 """Known since version 0.8."""
+_CONFINE = Path(__file__).with_name("confine.py")
 
 
 @functools.cache
@@ -107,6 +110,8 @@ def sandboxed(command: Sequence[str], folder: Path, home: Path) -> list[str]:
         elif path.exists():
             around += ["--ro-bind", str(path), str(path)]
     around += ["--dev", "/dev", "--proc", "/proc"]
+    for name in _HIDDEN:
+        around += ["--ro-bind", "/dev/null", name] if Path(name).exists() else []
     around += _shown(path for name in _KERNEL if (path := Path("/proc") / name).exists())
     for device in sorted(device for name in _DEVICES for device in Path("/dev").glob(name)):
         around += ["--dev-bind", str(device), str(device)]
@@ -117,7 +122,7 @@ def sandboxed(command: Sequence[str], folder: Path, home: Path) -> list[str]:
     # Over whatever else is shown there; Python itself may have been put into it.
     around += ["--tmpfs", str(home), *_shown(path for path in python if path.is_relative_to(home))]
     around += ["--bind", str(folder), str(folder), "--chdir", str(folder), "--remount-ro", "/"]
-    return [*around, "--", *command]
+    return [*around, "--", sys.executable, "-I", "-S", str(_CONFINE), *command]
 
 
 @functools.cache
