@@ -6,7 +6,8 @@ import sys
 import pytest
 
 from ravnest.agent import sandbox
-from ravnest.agent.sandbox import sandboxed, why_not
+from ravnest.agent.machine import Load
+from ravnest.agent.sandbox import sandboxed, temporary_bytes, why_not
 
 LOOK = """
 import os, pathlib, ravnest.api
@@ -151,6 +152,61 @@ def test_a_bubblewrap_that_cannot_forbid_user_namespaces_is_too_old(
     old.chmod(0o755)
     monkeypatch.setattr(sandbox, "_PROGRAM", str(old))
     assert "is older than version 0.8" in why_not()
+
+
+FILLS = """
+import os, pathlib, sys
+places = {"/dev/shm", "/tmp", "/var/tmp", "/run"}
+told = {place: os.statvfs(place) for place in places}
+print(sum(each.f_blocks * each.f_frsize for each in told.values()))
+written = []
+for place in [*places, "/", "/dev", "/var", "/etc", home]:
+    try:
+        pathlib.Path(place, "x").write_bytes(b"")
+        written.append(place)
+    except OSError:
+        pass
+print(set(written) == places, flush=True)
+sys.stdin.read(1)
+for place in places:
+    with open(place + "/x", "wb", buffering=0) as file:
+        try:
+            while file.write(bytes(1 << 20)):
+                pass
+        except OSError as error:
+            print(error.strerror, flush=True)
+sys.stdin.read(1)
+"""
+
+
+@pytest.mark.needs("bwrap")
+def test_temporary_folders_take_a_part_of_the_memory_and_are_counted(tmp_path):
+    """They were as large as half of the machine's memory each, and belonged to no process."""
+    home, most = tmp_path / "home", 128 << 20
+    (home / "work").mkdir(parents=True)
+    program = [sys.executable, "-c", f"home = {str(home)!r}\n{FILLS}"]
+    with subprocess.Popen(
+        sandboxed(program, home / "work", home, most),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as process:
+        assert process.stdout.readline() == f"{most // 2}\n"
+        assert process.stdout.readline() == "True\n", "elsewhere it cannot write"
+        before = Load.process_memory(process.pid)
+        process.stdin.write("1")
+        process.stdin.flush()
+        for _ in range(4):
+            assert process.stdout.readline() == "No space left on device\n"
+        grown = Load.process_memory(process.pid) - before
+        process.communicate("1")
+    assert most // 2 - (8 << 20) < grown < most // 2 + (8 << 20)
+
+
+def test_what_is_in_no_sandbox_has_no_temporary_folders_of_its_own():
+    with subprocess.Popen(["cat"], stdin=subprocess.PIPE) as process:
+        assert temporary_bytes(process.pid) is None
+        process.communicate()
 
 
 @pytest.mark.needs("bwrap")

@@ -226,7 +226,8 @@ class Errand:
         if self.assignment.script is None or self._around.settings.caps.scripts != "sandboxed":
             return None
         home = self._around.settings.home.resolve()
-        return sandboxed(Worker.command_for(self.folder), self.folder.path.resolve(), home)
+        most = self._around.settings.caps.memory_bytes if self._around.device == "cpu" else None
+        return sandboxed(Worker.command_for(self.folder), self.folder.path.resolve(), home, most)
 
     def _checked(self, end: WorkEnd) -> WorkEnd:
         if end.saved and not has_saved(self.folder.package):

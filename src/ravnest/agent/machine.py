@@ -14,6 +14,7 @@ from pathlib import Path
 import msgspec
 import psutil
 
+from ravnest.agent.sandbox import temporary_bytes
 from ravnest.agent.workload import Speed
 from ravnest.api.limits import plain
 from ravnest.api.machine import Caps, MachineFacts
@@ -175,13 +176,16 @@ class Load:
 
     @staticmethod
     def process_memory(pid: int | None) -> int:
-        """With its children; 0 if it is gone."""
+        """With its children, and with what lies in the temporary folders of its sandbox; 0 if it
+        is gone."""
         if pid is None:
             return 0
-        total = 0
+        total, temporary = 0, None
         with contextlib.suppress(psutil.Error, OSError):
             process = psutil.Process(pid)
             for each in (process, *process.children(recursive=True)):
                 with contextlib.suppress(psutil.Error, OSError):
                     total += each.memory_info().rss
-        return total
+                    # All that are in a sandbox are in the same one.
+                    temporary = temporary_bytes(each.pid) if temporary is None else temporary
+        return total + (temporary or 0)

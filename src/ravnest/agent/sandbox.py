@@ -28,6 +28,8 @@ import tempfile
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+import psutil
+
 from ravnest.api.machine import Caps
 from ravnest.api.work import Assignment
 
@@ -46,7 +48,10 @@ _ETC = (
 )
 """Not all of it: there are passwords of networks, keys of hosts, settings of other services."""
 _DEVICES = ("nvidia*", "kfd", "dri")
-_EMPTY = ("/tmp", "/var/tmp", "/run")
+_TEMPORARY = {"/dev/shm": 4, "/tmp": 8, "/var/tmp": 16, "/run": 16}
+"""Empty folders, kept in memory: each takes at most this part of what a script may use."""
+_NODE_BYTES = 1024
+"""About as much does a file take there that has nothing in it."""
 _HIDDEN = ("/proc/keys", "/proc/key-users")
 _KERNEL = ("sys", "sysrq-trigger", "fs", "driver", "scsi", "acpi", "dynamic_debug", "mtrr")
 """Of /proc, what is about the machine and not about processes. Bubblewrap protects some of it, and
@@ -96,9 +101,12 @@ def _is_too_old() -> bool:
     return asked.returncode == 0 and _OLDEST.encode() not in asked.stdout + asked.stderr
 
 
-def sandboxed(command: Sequence[str], folder: Path, home: Path) -> list[str]:
+def sandboxed(
+    command: Sequence[str], folder: Path, home: Path, memory_bytes: int | None = None
+) -> list[str]:
     """The same command, seeing programs and libraries, and of the agent's `home`, wherever that is,
-    nothing but `folder`, which alone it may write to."""
+    nothing but `folder`, which alone it may write to. Its temporary folders take a part of
+    `memory_bytes`, or of what the machine has."""
     around = [_PROGRAM, "--die-with-parent", "--new-session", "--unshare-pid", "--unshare-ipc"]
     around += ["--unshare-cgroup-try"]
     # The first process there is the command itself: that of bubblewrap would hold open, for all to
@@ -109,20 +117,38 @@ def sandboxed(command: Sequence[str], folder: Path, home: Path) -> list[str]:
             around += ["--symlink", os.readlink(path), str(path)]
         elif path.exists():
             around += ["--ro-bind", str(path), str(path)]
+    memory = psutil.virtual_memory().total if memory_bytes is None else memory_bytes
     around += ["--dev", "/dev", "--proc", "/proc"]
     for name in _HIDDEN:
         around += ["--ro-bind", "/dev/null", name] if Path(name).exists() else []
     around += _shown(path for name in _KERNEL if (path := Path("/proc") / name).exists())
     for device in sorted(device for name in _DEVICES for device in Path("/dev").glob(name)):
         around += ["--dev-bind", str(device), str(device)]
-    for path in map(Path, _EMPTY):
-        around += ["--tmpfs", str(path)]
+    for name, part in _TEMPORARY.items():
+        around += ["--size", str(max(1, memory // part)), "--tmpfs", name]
     python = _python_folders()
     around += _shown(path for path in python if not path.is_relative_to(home))
     # Over whatever else is shown there; Python itself may have been put into it.
     around += ["--tmpfs", str(home), *_shown(path for path in python if path.is_relative_to(home))]
-    around += ["--bind", str(folder), str(folder), "--chdir", str(folder), "--remount-ro", "/"]
+    around += ["--bind", str(folder), str(folder), "--chdir", str(folder)]
+    # Around the folders that it may write to there is memory as well, without a limit.
+    for place in (str(home), "/dev", "/"):
+        around += ["--remount-ro", place]
     return [*around, "--", sys.executable, "-I", "-S", str(_CONFINE), *command]
+
+
+def temporary_bytes(pid: int) -> int | None:
+    """What lies in the temporary folders of the sandbox that a process is in: memory that belongs
+    to no process. None if it is in no sandbox."""
+    inside = f"/proc/{pid}/root"
+    try:
+        if os.stat(inside).st_dev == os.stat("/").st_dev:
+            return None
+        told = [os.statvfs(inside + name) for name in _TEMPORARY]
+    except OSError:
+        return None
+    blocks = sum((each.f_blocks - each.f_bfree) * each.f_frsize for each in told)
+    return blocks + _NODE_BYTES * sum(each.f_files - each.f_ffree for each in told)
 
 
 @functools.cache
