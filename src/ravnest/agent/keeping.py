@@ -9,12 +9,12 @@ is checked first: a worker may have written to it.
 
 import contextlib
 import os
-import shutil
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+from ravnest.agent.removing import remove
 from ravnest.api.limits import FileRef
 from ravnest.client.http import hash_file
 
@@ -50,7 +50,7 @@ class KeptFiles:
         too_old = time.time() - _LONGEST_S
         for place, (at, other) in enumerate(self._others(but)):
             if place >= room or at < too_old:
-                shutil.rmtree(other, ignore_errors=True)
+                self._remove(other)
 
     def leave(self, job: str) -> None:
         """A run of that job has ended, and there may be another: the day begins now."""
@@ -86,12 +86,17 @@ class KeptFiles:
             kept.hardlink_to(source)
 
     def drop(self, job: str) -> None:
-        shutil.rmtree(self.root / job, ignore_errors=True)
+        self._remove(self.root / job)
 
     def make_room(self, job: str) -> None:
         """The disk is needed for that job."""
         for _, other in self._others(job):
-            shutil.rmtree(other, ignore_errors=True)
+            self._remove(other)
+
+    def _remove(self, folder: Path) -> None:
+        """What is left of it counts as old, and is tried again."""
+        with contextlib.suppress(OSError):
+            remove(folder)
 
     def _others(self, job: str | None) -> list[tuple[float, Path]]:
         """Of other jobs, the newest first."""
