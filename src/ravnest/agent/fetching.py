@@ -180,11 +180,16 @@ async def bring_back(
 
     try:
         with results_in(folder.package) as results:
-            names, most = results.names(), most_bytes(assignment)
-            if (found := sum(map(results.size, names))) > most:
-                raise JobError(
-                    f"the worker has saved {found >> 20} MB, at most {most >> 20} MB are expected"
-                )
+            names = await asyncio.to_thread(_checked, results, most_bytes(assignment))
             return tuple([await asyncio.to_thread(send, results, name) for name in names])
     finally:
         cancelled.set()
+
+
+def _checked(results: Results, most: int) -> list[str]:
+    names = results.names()
+    if (found := sum(map(results.size, names))) > most:
+        raise JobError(
+            f"the worker has saved {found >> 20} MB, at most {most >> 20} MB are expected"
+        )
+    return names

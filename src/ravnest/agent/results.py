@@ -6,6 +6,7 @@ They are opened within the folder that was looked at, whatever is put in its pla
 """
 
 import contextlib
+import itertools
 import os
 import re
 import stat
@@ -14,9 +15,12 @@ from io import BufferedReader
 from pathlib import Path
 
 from ravnest.api.work import Assignment
+from ravnest.errors import JobError
 
 MANIFEST = "trained.json"
 _RESULT = re.compile(r"trained\.json|trained-[0-9a-f]{16}\.safetensors")
+_MOST_RESULTS = 16
+"""A server takes no more of one assignment."""
 _SPARE = 64 << 20
 _NO_LINK = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0)
 _PLAIN = os.O_RDONLY | _NO_LINK | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
@@ -36,10 +40,33 @@ class Results:
         self._package, self._folder = package, folder
 
     def names(self) -> list[str]:
-        """The one that speaks of the others comes last."""
-        found = os.listdir(self._package if self._folder is None else self._folder)
-        names = sorted(name for name in found if _RESULT.fullmatch(name) and self.size(name) >= 0)
+        """The one that speaks of the others comes last. Looks at all that is in the package: not
+        for the thread of the event loop."""
+        with os.scandir(self._package if self._folder is None else self._folder) as entries:
+            found = (each.name for each in entries if _RESULT.fullmatch(each.name))
+            files = (name for name in found if self.size(name) >= 0)
+            names = sorted(itertools.islice(files, _MOST_RESULTS + 1))
+        if len(names) > _MOST_RESULTS:
+            raise JobError(f"the worker has saved more than {_MOST_RESULTS} files")
         return sorted(names, key=lambda name: name == MANIFEST)
+
+    def fitting(self, most: int) -> list[str]:
+        """Of these, as many as have no more than so many bytes together."""
+        names = []
+        for name in reversed(self.names()):
+            most -= self.size(name)
+            if most < 0:
+                break
+            names.append(name)
+        return names
+
+    def move(self, name: str, target: Path) -> None:
+        """Into another folder of the same disk."""
+        if self._folder is None:
+            (self._package / name).replace(target / name)
+            return
+        os.fchmod(self._folder, 0o700)  # it may have been locked
+        os.replace(name, target / name, src_dir_fd=self._folder)
 
     def size(self, name: str) -> int:
         """-1 if there is no such file."""
@@ -74,5 +101,5 @@ def results_in(package: Path) -> Iterator[Results]:
 
 def has_saved(package: Path) -> bool:
     with contextlib.suppress(OSError), results_in(package) as results:
-        return MANIFEST in results.names()
+        return results.size(MANIFEST) >= 0
     return False
