@@ -4,7 +4,6 @@ import asyncio
 import errno
 import functools
 import json
-import shutil
 import socket
 import threading
 
@@ -15,8 +14,10 @@ from running import Running, assign, beat_of, files, run, task, train
 from toyserver import WAIT_S
 
 from ravnest.agent import fetching, sandbox
+from ravnest.agent import folders as folders_module
 from ravnest.agent.errand import Errand
 from ravnest.agent.folders import WorkFolders
+from ravnest.agent.removing import remove
 from ravnest.api.control import (
     Assign,
     Beat,
@@ -211,11 +212,9 @@ def test_what_takes_long_is_not_done_in_the_thread_that_answers(tmp_path, monkey
         threads["sandbox"] = threading.current_thread()
         return "there is none here"
 
-    rmtree = shutil.rmtree
-
-    def removed(path, **options):
-        threads["rmtree"] = threading.current_thread()
-        rmtree(path, **options)
+    def removed(path):
+        threads["remove"] = threading.current_thread()
+        remove(path)
 
     monkeypatch.setattr(sandbox, "why_not", why_not)
     older = tmp_path / "home" / "work" / "older"
@@ -224,7 +223,7 @@ def test_what_takes_long_is_not_done_in_the_thread_that_answers(tmp_path, monkey
     async def test(server):
         async with Running(server, tmp_path / "home", caps=Caps(scripts="sandboxed")):
             await server.hear(Measured)
-            monkeypatch.setattr(shutil, "rmtree", removed)
+            monkeypatch.setattr(folders_module, "remove", removed)
             await server.say(7, Assign(assignment=assignment("s1", script=True)))
             assert "there is none here" in (await server.hear(Refused)).reason
             await server.say(7, Assign(assignment=task(server)))
@@ -232,7 +231,7 @@ def test_what_takes_long_is_not_done_in_the_thread_that_answers(tmp_path, monkey
 
     run(test, tmp_path)
     assert not older.exists()
-    assert set(threads) == {"sandbox", "rmtree"}
+    assert set(threads) == {"sandbox", "remove"}
     assert threading.main_thread() not in threads.values()
 
 
@@ -276,7 +275,7 @@ def test_a_disk_that_is_full_costs_an_assignment_and_not_the_agent(tmp_path, mon
         async with Running(server, tmp_path / "home"):
             await server.hear(Measured)
             with monkeypatch.context() as patched:
-                patched.setattr(WorkFolders, "put_away_all", full)
+                patched.setattr(WorkFolders, "make_way", full)
                 await server.say(7, Assign(assignment=assignment("b1")))
                 refused = await server.hear(Refused)
             assert (refused.lasting, "No space left" in refused.reason) == (False, True)

@@ -34,7 +34,7 @@ class SlowServer:
             progress(self.sent)
         if self.sent < size:
             raise BrokenOffError("the line is broken")
-        target.parent.mkdir(parents=True)
+        target.parent.mkdir(parents=True, exist_ok=True)
         target.write_bytes(ROWS)
 
 

@@ -1,11 +1,12 @@
 """Workers that are strangers' scripts, against the agent that reads what they leave behind."""
 
 import pytest
-from running import Running, assign, beat_of, run, task, train
+from made import assignment
+from running import Running, assign, beat_of, files, run, task, train
 
-from ravnest.agent import worker
+from ravnest.agent import folders, worker
 from ravnest.agent.folders import RESTARTED
-from ravnest.api.control import Begin, Ended, Hello, Reported, Settled
+from ravnest.api.control import Assign, Begin, Ended, Hello, Prepared, Refused, Reported, Settled
 
 SECRET = "what belongs to the owner"
 
@@ -66,6 +67,7 @@ def test_what_the_next_agent_takes_up_is_what_this_one_wrote(tmp_path):
         ("folder", "failed", "the worker has saved nothing"),
         ("pipe", "failed", "the worker has saved nothing"),
         ("endless", "failed", "the worker has saved 1048576 MB, at most 64 MB are expected"),
+        ("many", "failed", "the worker has saved more than 16 files"),
     ],
 )
 def test_results_are_files_in_the_package_and_nothing_that_a_link_leads_to(
@@ -108,3 +110,110 @@ def test_a_worker_that_reports_without_end_is_heard_now_and_then(tmp_path):
             assert (said[0], said[-1]) == (0, 999)
 
     run(test, tmp_path)
+
+
+def test_a_folder_of_thousands_of_levels_is_gone_before_the_next_assignment(tmp_path):
+    """Python's own function recursed, and the agent ended, now and at every start."""
+
+    async def test(server):
+        home = tmp_path / "home"
+        async with Running(server, home) as running:
+            await assign(server, task(server, "spoil deep"))
+            await server.say(7, Begin(assignment="a7"))
+            await server.hear(Ended)
+            await server.say(7, Settled(assignment="a7"))
+            await server.say(7, Assign(assignment=task(server)))
+            await server.hear(Prepared)
+            assert list((home / "gone").iterdir()) == []
+            assert running.told("mistake") == []
+
+    run(test, tmp_path)
+
+
+def test_nothing_is_prepared_where_a_worker_has_been(tmp_path):
+    """The same assignment came again, and the agent wrote through links that its script had left:
+    a key over that of the owner, a document of the server's making among the owner's settings."""
+    outside = tmp_path / "outside"
+    outside.mkdir()
+
+    async def test(server):
+        async with Running(server, tmp_path / "home"):
+            await assign(server, task(server, "spoil links"))
+            await server.say(7, Begin(assignment="a7"))
+            await server.hear(Ended)
+            await server.say(7, Settled(assignment="a7"))
+            await server.say(7, Assign(assignment=task(server)))
+            await server.hear(Prepared)
+            folder = tmp_path / "home" / "work" / "a7"
+            assert not (folder / "tls").is_symlink()
+            assert (folder / "node_data" / "nodes" / "node_7.json").is_file()
+            assert not (folder / "old-tls").exists()
+
+    run(test, tmp_path)
+    assert list(outside.iterdir()) == []
+
+
+def test_a_folder_that_was_given_to_a_worker_and_stays_is_not_used(tmp_path, monkeypatch):
+    async def test(server):
+        async with Running(server, tmp_path / "home") as running:
+            await assign(server, task(server, "spoil links"))
+            await server.say(7, Begin(assignment="a7"))
+            await server.hear(Ended)
+            with monkeypatch.context() as patched:
+                patched.setattr(folders, "move", refuses)
+                await server.say(7, Settled(assignment="a7"))
+                await server.say(7, Assign(assignment=task(server)))
+                assert "not permitted" in (await server.hear(Refused)).reason
+                assert "not permitted" in running.told("mistake")[0]
+            await server.say(7, Assign(assignment=assignment("b7", files=files(server))))
+            await server.hear(Prepared)
+            assert not (tmp_path / "home" / "work" / "a7").exists()
+
+    run(test, tmp_path)
+
+
+def refuses(*_):
+    raise PermissionError(1, "Operation not permitted")
+
+
+def test_files_are_not_placed_in_folders_that_are_links(tmp_path):
+    folder = folders.AssignmentFolder(tmp_path / "home" / "work" / "a1")
+    folder.path.mkdir(parents=True)
+    (tmp_path / "outside").mkdir()
+    (folder.path / "data").symlink_to(tmp_path / "outside")
+    with pytest.raises(OSError, match="is a link"):
+        folder.target("data/train/0.bin")
+    assert list((tmp_path / "outside").iterdir()) == []
+
+
+def test_only_results_are_kept_of_a_package_that_nobody_wants(tmp_path):
+    """Refused again and again, each left two hundred megabytes of something else."""
+
+    async def test(server):
+        server.refuses = "no"
+        async with Running(server, tmp_path / "home") as running:
+            await assign(server, task(server, "result junk"))
+            await server.say(7, Begin(assignment="a7"))
+            await server.hear(Ended)
+            await server.say(7, Settled(assignment="a7"))
+            await running.tells("undelivered")
+            kept = tmp_path / "home" / "undelivered" / "a7"
+            assert running.told("undelivered")[0].endswith(f"they are in {kept}")
+            assert {path.name for path in kept.iterdir()} == {
+                "trained.json",
+                "trained-0123456789abcdef.safetensors",
+            }
+
+    run(test, tmp_path)
+
+
+def test_results_that_nobody_wants_are_kept_as_far_as_they_fit(tmp_path):
+    home = folders.WorkFolders(tmp_path)
+    package = home.of("a1").package
+    package.mkdir(parents=True)
+    (package / "trained.json").write_bytes(bytes(10))
+    for number in range(4):
+        (package / f"trained-{number:016x}.safetensors").write_bytes(bytes(100))
+    kept = home.keep_results("a1", 250)
+    assert sorted(path.stat().st_size for path in kept.iterdir()) == [10, 100, 100]
+    assert home.keep_results("a1", 50) is None

@@ -3,13 +3,13 @@
 import asyncio
 import errno
 import os
-import shutil
 
 import pytest
 from running import Running, assign, beat_of, run, task, train
 from toyserver import WAIT_S, ToyServer
 
 from ravnest.agent import fetching
+from ravnest.agent import folders as folders_module
 from ravnest.agent.folders import RESTARTED, WorkFolders
 from ravnest.api.control import (
     Assign,
@@ -95,13 +95,14 @@ def test_a_disk_that_fails_is_not_called_a_server_that_refuses(tmp_path, monkeyp
 def test_undelivered_results_do_not_pile_up_for_ever(tmp_path, monkeypatch):
     folders = WorkFolders(tmp_path)
     with monkeypatch.context() as patched:
-        # It is the thread of the event loop that keeps them, and gigabytes take long to remove.
-        patched.setattr(shutil, "rmtree", lambda *_, **__: pytest.fail("removed at once"))
+        # Gigabytes take long to remove, and an agent has something else to do.
+        patched.setattr(folders_module, "remove", lambda _: pytest.fail("removed at once"))
         for number in (*range(10), 9):
             package = folders.of(f"a{number}").package
-            package.mkdir(parents=True)
-            os.utime(package, (number, number))
-            assert folders.keep_results(f"a{number}") is not None
+            package.mkdir(parents=True, exist_ok=True)
+            (package / "trained.json").touch()
+            kept = folders.keep_results(f"a{number}", 1)
+            os.utime(kept, (number, number))
     kept = {path.name for path in (tmp_path / "undelivered").iterdir()}
     assert kept == {f"a{number}" for number in range(2, 10)}
     assert len(list(folders.gone.iterdir())) == 3

@@ -67,6 +67,22 @@ def meddle(how):
         os.truncate(log, 1 << 40)
 
 
+def spoil(how):
+    """What it may make of its folder, so that nobody can remove it or writes somewhere else."""
+    if how == "deep":
+        top = os.open(".", os.O_RDONLY)
+        for _ in range(3 * sys.getrecursionlimit()):
+            os.mkdir("d")
+            os.chdir("d")
+        os.fchdir(top)
+    elif how == "links":
+        for name in ("tls", "node_data"):
+            Path(name).rename(f"old-{name}")
+        Path("tls").symlink_to("../../../outside")
+        Path("node_data").mkdir()
+        Path("node_data/nodes").symlink_to("../../../../outside")
+
+
 def main():
     order = json.loads(Path("order.json").read_text())
     job = order["assignment"]["job_name"]
@@ -77,6 +93,9 @@ def main():
         return 3
     if job.startswith("log "):
         meddle(job.removeprefix("log "))
+        return 3
+    if job.startswith("spoil "):
+        spoil(job.removeprefix("spoil "))
         return 3
     if job.startswith("result "):
         save()
@@ -92,6 +111,12 @@ def main():
         elif job == "result pipe":
             Path("package/trained.json").unlink()
             os.mkfifo("package/trained.json")
+        elif job == "result many":
+            for number in range(100):
+                Path(f"package/trained-{number:016x}.safetensors").touch()
+        elif job == "result junk":
+            Path("package/junk").write_bytes(bytes(1000))
+            os.chmod("package", 0o500)
         elif job == "result endless":
             os.truncate("package/trained-0123456789abcdef.safetensors", 1 << 40)
         end(saved=True)

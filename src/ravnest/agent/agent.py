@@ -10,10 +10,10 @@ import time
 from ravnest.agent import instructions as todo
 from ravnest.agent import sandbox
 from ravnest.agent.channel import Channel, Pauses
+from ravnest.agent.clearing import Clearing
 from ravnest.agent.clockwork import Clockwork
 from ravnest.agent.control import Control
 from ravnest.agent.errand import Errand, Surroundings
-from ravnest.agent.folders import WorkFolders
 from ravnest.agent.instructions import Show
 from ravnest.agent.machine import Load
 from ravnest.agent.measuring import Measuring
@@ -43,7 +43,6 @@ class Agent:
         self._around = around
         self._show = show
         self._upkeep = Upkeep(around, measuring, show)
-        self._folders = WorkFolders(settings.home)
         self._control = Control(
             facts,
             settings.caps,
@@ -54,6 +53,7 @@ class Agent:
         self._channel = Channel(around.client, self, pauses)
         self._errand: Errand | None = None
         self._tasks = Tasks(self._mistaken, self._failed_aside)
+        self._clearing = Clearing(settings.home, self._tasks, show)
         do, control = self._do, self._control
         self._clockwork = Clockwork(
             on_beat=self._beat,
@@ -81,7 +81,7 @@ class Agent:
         if settings.caps.scripts == "sandboxed":
             # Found out once, and not while others wait for an answer.
             await asyncio.to_thread(sandbox.why_not)
-        self._take_up()
+        await self._take_up()
         self._clockwork.watch(settings.caps.hours)
         self._clockwork.keep_up()
         channel = asyncio.create_task(self._channel.run())
@@ -123,15 +123,13 @@ class Agent:
         used = self._errand.watch(self._load) if self._errand is not None else 0
         self._do(self._control.beat(self._load.memory_free(), used, self._load.cpu()))
 
-    def _take_up(self) -> None:
+    async def _take_up(self) -> None:
         """What an earlier agent did not finish."""
-        for kept in self._folders.keep_others(self._around.identity):
-            self._show("undelivered", f"results for another server are in {kept}")
-        left = self._folders.left_behind(self._around.identity)
+        left = await self._clearing.take_up(self._around.identity)
         if left is not None:
             assignment, end = left
             self._show("taken up", f"found what is left of {assignment.job_name}: {end.outcome}")
-            self._errand = Errand(assignment, self._folders.of(assignment.id), self._around)
+            self._errand = self._errand_for(assignment)
             self._do(self._control.taken_up(assignment, end))
 
     # ---- what the channel tells ----
@@ -232,8 +230,11 @@ class Agent:
             self._do(self._control.measured(figures))
 
     def _prepare(self, assignment: Assignment) -> None:
-        self._errand = Errand(assignment, self._folders.of(assignment.id), self._around)
+        self._errand = self._errand_for(assignment)
         self._errand.task = self._tasks.go(self._prepared(self._errand))
+
+    def _errand_for(self, assignment: Assignment) -> Errand:
+        return Errand(assignment, self._clearing.folders.of(assignment.id), self._around)
 
     async def _prepared(self, errand: Errand) -> None:
         def share(value: float) -> None:
@@ -241,8 +242,7 @@ class Agent:
 
         name = errand.assignment.id
         try:
-            self._folders.put_away_all(but=name)
-            await asyncio.to_thread(self._folders.empty)
+            await self._clearing.make_way(name)
             relayed = await errand.prepare(share)
         except (RavnestError, OSError) as error:
             await errand.close()
@@ -279,21 +279,6 @@ class Agent:
 
     def _clean_up(self, name: str, failed: bool) -> None:
         errand = self._errand
-        if errand is None or errand.assignment.id != name:
-            return
-        self._errand = None
-        errand.cancel()
-        if failed and (kept := self._folders.keep_log(name)) is not None:
-            self._show("log", f"what the worker wrote is in {kept}")
-        if errand.undelivered and (kept := self._folders.keep_results(name)) is not None:
-            self._show("undelivered", f"{errand.undelivered}; they are in {kept}")
-        self._tasks.go(self._remove(errand), aside=True, removes=True)
-
-    async def _remove(self, errand: Errand) -> None:
-        if errand.task is not None:
-            await asyncio.wait({errand.task})
-        await errand.close()
-        if self._errand is None or self._errand.assignment.id != errand.assignment.id:
-            self._folders.put_away(errand.assignment.id)
-            await asyncio.to_thread(self._folders.empty)
-            await asyncio.to_thread(errand.forget_files)
+        if errand is not None and errand.assignment.id == name:
+            self._errand = None
+            self._clearing.clear(errand, failed=failed)

@@ -11,17 +11,22 @@ work/<assignment>/                   as the worker expects it
 
 The worker may be a stranger's script. It writes to its folder under work/ what it likes, links and
 pipes too, so of that folder nothing is believed, and no path in it is opened that it may have made.
+Once a worker has been given its order, which is when there are records, nothing is prepared in that
+folder again.
 """
 
 import contextlib
-import shutil
+import stat
 import uuid
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
 
 from ravnest.agent.identity import Identity
+from ravnest.agent.removing import move, remove
+from ravnest.agent.results import most_bytes, results_in
 from ravnest.api.work import Assignment, WorkEnd, WorkOrder
 from ravnest.client.known import write_private
 from ravnest.errors import JobError
@@ -53,19 +58,33 @@ class AssignmentFolder:
         """Where a file of the assignment belongs; what does not belong anywhere is refused."""
         if relative not in _FIXED and not relative.startswith(_UNDER):
             raise JobError(f"the assignment has a file {relative!r}, which belongs nowhere")
-        target = self.path / relative
-        if not target.resolve().is_relative_to(self.path.resolve()):
-            raise JobError(f"the assignment has a file {relative!r} outside its folder")
-        return target
+        return self._place(relative)
+
+    def _place(self, relative: str) -> Path:
+        """Its folders are made. None of them may be a link, wherever that leads to."""
+        place = self.path
+        for part in relative.split("/")[:-1]:
+            place = place / part
+            place.mkdir(exist_ok=True, mode=0o700)
+            if not stat.S_ISDIR(place.lstat().st_mode):
+                raise OSError(f"{place} is a link")
+        return self.path / relative
+
+    @property
+    def was_given(self) -> bool:
+        """To a worker."""
+        return self.records.exists()
 
     def begin(self, identity: Identity) -> None:
+        if self.was_given:
+            raise OSError(f"{self.path} was given to a worker before and cannot be put away")
         self.path.mkdir(parents=True, exist_ok=True, mode=0o700)
         for name, source in (
             ("ca.pem", identity.authority_file),
             ("certificate.pem", identity.certificate_file),
             ("key.pem", identity.key_file),
         ):
-            write_private(self.path / "tls" / name, source.read_bytes())
+            write_private(self._place(f"tls/{name}"), source.read_bytes())
 
     def place_document(self, assignment: Assignment) -> None:
         """The node document, with its package where it is on this machine."""
@@ -76,7 +95,7 @@ class AssignmentFolder:
         if not isinstance(document, dict) or document.get("node_id") != assignment.provider:
             raise JobError("the node document is not that of this provider")
         document["template_path"] = self.package.resolve().as_posix()
-        path = self.path / "node_data" / "nodes" / f"{assignment.node}.json"
+        path = self._place(f"node_data/nodes/{assignment.node}.json")
         write_private(path, msgspec.json.encode(document))
 
     def give_order(self, order: WorkOrder, identity: Identity) -> None:
@@ -113,17 +132,21 @@ class WorkFolders:
             return kept
         return None
 
-    def keep_results(self, assignment: str) -> Path | None:
+    def keep_results(self, assignment: str, most: int) -> Path | None:
         """Of a worker whose server does not want them: it may be wrong about that. They stay until
-        their owner removes them or many others have come, which are put away."""
+        their owner removes them or many others have come, which are put away. Nothing else of the
+        package stays, nor more than `most` bytes. Not for the thread of the event loop."""
         kept = self.home / "undelivered" / assignment
         try:
-            kept.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-            if (package := self.of(assignment).package).is_symlink():
-                return None
-            self._move_away(kept)
-            package.replace(kept)
-        except OSError:
+            with results_in(self.of(assignment).package) as results:
+                names = results.fitting(most)
+                if not names:
+                    return None
+                self._move_away(kept)
+                kept.mkdir(parents=True, mode=0o700)
+                for name in names:
+                    results.move(name, kept)
+        except (OSError, JobError):
             return None
         with contextlib.suppress(OSError):
             older = sorted(kept.parent.iterdir(), key=lambda path: path.stat().st_mtime)
@@ -137,51 +160,66 @@ class WorkFolders:
         for folder in sorted(self.root.glob("*/")):
             left = _unfinished(self.of(folder.name).records)
             if left is not None and left.end.saved and not left.is_of(identity):
-                kept.append(self.keep_results(folder.name))
+                kept.append(self.keep_results(folder.name, most_bytes(left.assignment)))
         return [path for path in kept if path is not None]
 
     def left_behind(self, identity: Identity) -> tuple[Assignment, WorkEnd] | None:
-        """What an earlier agent did not finish and the server should hear of. The rest is
-        removed, but for files that had been fetched: the assignment may come again."""
+        """What an earlier agent did not finish and the server should hear of. The rest is put
+        away, but for files that had been fetched: the assignment may come again."""
         found: list[tuple[float, _Left]] = []
         for folder in sorted(self.root.glob("*/")):
-            left = _unfinished(self.of(folder.name).records)
+            records = self.of(folder.name).records
+            left = _unfinished(records)
             if left is not None and left.is_of(identity):
-                found.append((folder.stat().st_mtime, left))
+                # Not that of the folder itself, which belongs to a script.
+                found.append((records.stat().st_mtime, left))
             elif left is not None:
-                self._remove(folder.name)
+                self._try_to_put_away(folder.name)
         if not found:
             return None
         found.sort(key=lambda each: each[0])
         for _, older in found[:-1]:
-            self._remove(older.assignment.id)
+            self._try_to_put_away(older.assignment.id)
         _, newest = found[-1]
         return newest.assignment, newest.end
 
     def put_away(self, assignment: str) -> None:
         """Out of the way at once, so that the same may come again; `empty` takes longer."""
         self._move_away(self.of(assignment).path)
+        # Afterwards: as long as there are records, the folder is not used again.
         self._move_away(self.of(assignment).records)
 
-    def _remove(self, assignment: str) -> None:
-        shutil.rmtree(self.of(assignment).path, ignore_errors=True)
-        shutil.rmtree(self.of(assignment).records, ignore_errors=True)
+    def _try_to_put_away(self, assignment: str) -> None:
+        """What stays is in nobody's way, and is tried again before the next assignment."""
+        with contextlib.suppress(OSError):
+            self.put_away(assignment)
 
     def _move_away(self, folder: Path) -> None:
         self.gone.mkdir(parents=True, exist_ok=True, mode=0o700)
         with contextlib.suppress(FileNotFoundError):
-            folder.replace(self.gone / uuid.uuid4().hex)
+            move(folder, self.gone / uuid.uuid4().hex)
 
-    def put_away_all(self, but: str) -> None:
-        """Nothing is needed but that assignment."""
+    def make_way(self, assignment: str, *, but: Collection[str] = ()) -> None:
+        """Nothing is needed but what was fetched for that assignment, if no worker was given it
+        yet. Somebody else sees to those in `but`."""
         for folder in [*self.root.glob("*/"), *(self.home / "records").glob("*/")]:
-            if folder.name != but:
-                self.put_away(folder.name)
+            if folder.name != assignment and folder.name not in but:
+                self._try_to_put_away(folder.name)
+        if self.of(assignment).was_given:
+            self.put_away(assignment)
 
     def empty(self) -> None:
-        """Remove what was put away. Not for the thread of the event loop."""
-        for folder in self.gone.glob("*/"):
-            shutil.rmtree(folder, ignore_errors=True)
+        """Remove what was put away. OSError if something is left, with all else removed. Not for
+        the thread of the event loop."""
+        problem: OSError | None = None
+        with contextlib.suppress(FileNotFoundError):
+            for folder in list(self.gone.iterdir()):
+                try:
+                    remove(folder)
+                except OSError as error:
+                    problem = error
+        if problem is not None:
+            raise problem
 
 
 @dataclass(frozen=True)
@@ -200,10 +238,10 @@ def _unfinished(records: Path) -> _Left | None:
     try:
         order = msgspec.json.decode((records / "order.json").read_bytes(), type=WorkOrder)
         server = (records / "server").read_text()
-    except (OSError, UnicodeDecodeError, msgspec.DecodeError):
+    except (OSError, UnicodeDecodeError, msgspec.DecodeError, RecursionError):
         return None
     try:
         end = msgspec.json.decode((records / "ended.json").read_bytes(), type=WorkEnd)
-    except (OSError, msgspec.DecodeError):
+    except (OSError, UnicodeDecodeError, msgspec.DecodeError, RecursionError):
         end = WorkEnd(outcome="failed", epochs_done=order.assignment.epochs_done, reason=RESTARTED)
     return _Left(order.assignment, end, server)
