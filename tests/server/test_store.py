@@ -1,5 +1,6 @@
 """The same promises, kept by SQLite and by PostgreSQL."""
 
+import logging
 import os
 import random
 import signal
@@ -13,7 +14,7 @@ import pytest
 
 from ravnest.errors import ServerError
 from ravnest.server.changes import Event, Forget, Point, Put, Remove
-from ravnest.server.store import open_store, statements
+from ravnest.server.store import open_store, sqlite, statements
 
 
 @pytest.fixture
@@ -141,6 +142,44 @@ def test_a_store_that_fails_acknowledges_nothing_any_more(store):
         write(store, Event(1, 0.0, "info", object()))
     with pytest.raises(ServerError, match="the store has failed"):
         write(store, Put("k", "a", b"{}"))
+
+
+def fill(store):
+    """As if the disk were full; what makes room again."""
+    connection = store._database._connection
+    pages = connection.execute("PRAGMA page_count").fetchone()[0]
+    connection.execute(f"PRAGMA max_page_count = {pages}")
+    return lambda: connection.execute("PRAGMA max_page_count = 1000000")
+
+
+def test_records_wait_for_room_on_the_disk(tmp_path, monkeypatch):
+    monkeypatch.setattr(sqlite, "_PAUSE_S", 0.0)
+    store = open_store(tmp_path / "server.sqlite")
+    write(store, Put("k", "a", b"{}"))
+    make_room = fill(store)
+
+    class Waits(logging.Handler):
+        def emit(self, record):
+            assert "wait for room" in record.getMessage()
+            make_room()
+
+    waits = Waits()
+    sqlite.logger.addHandler(waits)
+    try:
+        write(store, Put("k", "b", b"x" * 100_000), Put("k", "c", b"{}"))
+    finally:
+        sqlite.logger.removeHandler(waits)
+    assert [id for id, _ in records(store, "k")] == ["a", "b", "c"]
+    store.close()
+
+
+def test_records_do_not_wait_for_room_for_ever(tmp_path, monkeypatch):
+    monkeypatch.setattr(sqlite, "ROOM_S", 0.0)
+    store = open_store(tmp_path / "server.sqlite")
+    fill(store)
+    with pytest.raises(ServerError, match="the store has failed: database or disk is full"):
+        write(store, Put("k", "b", b"x" * 100_000))
+    store.close()
 
 
 @pytest.mark.needs("postgres")

@@ -1,7 +1,13 @@
-"""Records in one SQLite file. A second server on the same file is refused."""
+"""Records in one SQLite file. A second server on the same file is refused.
+
+If the disk is full, writing waits for a while: whoever has filled it has to make room again.
+"""
 
 import contextlib
+import logging
 import sqlite3
+import threading
+import time
 from pathlib import Path
 
 from ravnest.errors import ServerError
@@ -9,7 +15,13 @@ from ravnest.locks import only_one
 from ravnest.server.changes import Batch, Event, Point
 from ravnest.server.store.statements import MIGRATIONS, SCHEMA_VERSION, Statements
 
+logger = logging.getLogger("ravnest.server")
+
 _BUSY_S = 30.0
+ROOM_S = 60.0
+"""How long room is waited for."""
+_PAUSE_S = 1.0
+_NO_ROOM = frozenset({sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR_SHMSIZE})
 
 
 class SqliteDatabase:
@@ -18,6 +30,7 @@ class SqliteDatabase:
     def __init__(self, path: Path, *, writes: bool = True) -> None:
         self._path = path
         self._statements = Statements("?")
+        self._closed = threading.Event()
         with contextlib.ExitStack() as held:
             if writes:
                 held.enter_context(self._locked())
@@ -61,6 +74,19 @@ class SqliteDatabase:
             execute("COMMIT")
 
     def carry_out(self, batch: Batch) -> None:
+        deadline = time.monotonic() + ROOM_S
+        while True:
+            try:
+                return self._carry_out(batch)
+            except sqlite3.Error as error:
+                late = time.monotonic() >= deadline
+                if error.sqlite_errorcode not in _NO_ROOM or late:
+                    raise
+                logger.warning("the records wait for room on the disk: %s", error)
+                if self._closed.wait(_PAUSE_S):
+                    raise
+
+    def _carry_out(self, batch: Batch) -> None:
         cursor = self._connection.cursor()
         cursor.execute("BEGIN IMMEDIATE")
         try:
@@ -90,4 +116,5 @@ class SqliteDatabase:
         return SqliteDatabase(self._path, writes=False)
 
     def close(self) -> None:
+        self._closed.set()
         self._held.close()
