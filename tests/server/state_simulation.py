@@ -361,14 +361,15 @@ class Simulation:
         if not self.plans:
             return False
         order = self.plans.pop(0)
-        if how in ("unfit", "broken", "crashed"):
+        if how in ("unfit", "broken", "crashed", "full"):
             self.happen(
                 PlanFailed(
                     job=order.job,
                     attempt=order.attempt,
                     reason=how,
                     hopeless=how == "broken",
-                    crashed=how == "crashed",
+                    crashed=how in ("crashed", "full"),
+                    full=how == "full",
                 )
             )
             return True
@@ -393,8 +394,12 @@ class Simulation:
             return False
         order = self.fusings.pop(0)
         if how != "fits":
-            crashed = how == "crashed"
-            self.happen(FusingFailed(job=order.job, run=order.run, reason="disk", crashed=crashed))
+            crashed, full = how in ("crashed", "full"), how == "full"
+            self.happen(
+                FusingFailed(
+                    job=order.job, run=order.run, reason="disk", crashed=crashed, full=full
+                )
+            )
         else:
             self.happen(Fused(job=order.job, run=order.run, bytes=10))
         return True

@@ -37,6 +37,8 @@ CHOICES = {
     "fuse": 4,
     "fusing fails": 1,
     "fusing crashes": 2,
+    "plan has no room": 1,
+    "fusing has no room": 1,
     "wait": 6,
     "wait long": 1,
     "restart": 2,
@@ -62,7 +64,13 @@ WORKS = {
     "blame": "blames",
     "unsaved": "unsaved",
 }
-PLANS = {"plan is unfit": "unfit", "plan is broken": "broken", "plan crashes": "crashed"}
+PLANS = {
+    "plan is unfit": "unfit",
+    "plan is broken": "broken",
+    "plan crashes": "crashed",
+    "plan has no room": "full",
+}
+FUSINGS = {"fusing fails": "broken", "fusing crashes": "crashed", "fusing has no room": "full"}
 DIES = {"hear": "", "hear and die before": "before", "hear and die after": "after"}
 STEERS = ("start", "stop", "pause", "continue", "resume", "delete")
 
@@ -94,7 +102,7 @@ def do(sim, action, number):
     elif action.startswith("plan"):
         sim.plan_one(PLANS.get(action, "fits"))
     elif action.startswith("fus"):
-        sim.fuse_one({"fusing fails": "broken", "fusing crashes": "crashed"}.get(action, "fits"))
+        sim.fuse_one(FUSINGS.get(action, "fits"))
     elif action in STEERS:
         if job is not None:
             sim.steer(job, action)

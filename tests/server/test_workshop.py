@@ -1,6 +1,7 @@
 """Processes that plan: what becomes of those that are slow, large, broken or not wanted."""
 
 import asyncio
+import errno
 import hashlib
 import json
 import os
@@ -13,6 +14,7 @@ import msgspec
 import pytest
 import torch
 from a_job import make_job
+from safetensors.torch import load_file
 
 from ravnest.api.jobs import Legend
 from ravnest.api.work import Assignment
@@ -20,7 +22,9 @@ from ravnest.data.legend import read_legend
 from ravnest.plan import ProviderSpec
 from ravnest.planning.fusion import SAFETENSORS, STATE_DICT
 from ravnest.server.folders import FUSED
-from ravnest.server.planjob.outcome import PlanOrder
+from ravnest.server.planjob import __main__ as planjob
+from ravnest.server.planjob import tasks
+from ravnest.server.planjob.outcome import SPARE, PlanOrder
 from ravnest.server.planjob.tasks import fuse
 from ravnest.server.service import work
 from ravnest.server.service.work import WorkLimits, Workshop
@@ -98,10 +102,9 @@ def test_the_report_of_a_plan_calls_providers_by_their_names(made, tmp_path):
     assert "node_1" in report  # what its log calls it
 
 
-def test_fused_weights_carry_what_their_numbers_mean(made, tmp_path):
-    legend = Legend(classes=("a", 'b "quoted"', "ü"))
-    spec = msgspec.structs.replace(made[0], legend=legend)
-    assert do(tmp_path, order((spec, made[1]), pool=pool(50, 50))).error == ""
+def trained(made, tmp_path):
+    """What is to be done with stages that have been planned, trained and brought back."""
+    assert do(tmp_path, order(made, pool=pool(50, 50))).error == ""
     for package in (tmp_path / "node_data").glob("cluster_0/provider-*:1"):
         results = tmp_path / "results" / package.name.removeprefix("provider-").removesuffix(":1")
         results.mkdir(parents=True)
@@ -113,11 +116,65 @@ def test_fused_weights_carry_what_their_numbers_mean(made, tmp_path):
     folders = {"model": tmp_path / "node_data", "results": tmp_path / "results"}
     folders["output"] = tmp_path / "result"
     paths = {name: str(path) for name, path in folders.items()}
-    outcome = do(tmp_path / "fusing", PlanOrder(task="fuse", job="j", run=1, **paths))
+    return PlanOrder(task="fuse", job="j", run=1, **paths)
+
+
+def test_fused_weights_carry_what_their_numbers_mean(made, tmp_path):
+    legend = Legend(classes=("a", 'b "quoted"', "ü"))
+    spec = msgspec.structs.replace(made[0], legend=legend)
+    outcome = do(tmp_path / "fusing", trained((spec, made[1]), tmp_path))
     assert outcome.error == ""
     assert read_legend(tmp_path / "result" / SAFETENSORS) == legend
     made_of = {path.name for path in (tmp_path / "result").iterdir() if path.suffix != ".sha256"}
     assert made_of == set(FUSED.values())
+
+
+def test_a_process_leaves_the_spare_of_the_disk(made, tmp_path):
+    """Here before it is begun."""
+    outcome = do(tmp_path, order(made, task="check"), spare_bytes=1 << 60)
+    assert (outcome.full, outcome.crashed) == (True, True)
+    assert "disk of the server is full" in outcome.error
+    assert not (tmp_path / "planjob.json").exists()
+
+
+def test_a_process_looks_for_room_once_it_knows_how_much_it_will_write(made, tmp_path, monkeypatch):
+    wanted = trained(made, tmp_path)
+    monkeypatch.setenv(SPARE, str(1 << 60))
+    (tmp_path / "fusing").mkdir()
+    for what, folder in ((order(made, pool=pool(50, 50)), tmp_path), (wanted, tmp_path / "fusing")):
+        outcome = planjob._done(what, folder)
+        assert (outcome.full, outcome.crashed) == (True, True), outcome
+    assert not (tmp_path / "result").exists()
+
+
+def test_it_is_known_how_large_the_fused_weights_will_be(made, tmp_path, monkeypatch):
+    wanted, told = trained(made, tmp_path), []
+    monkeypatch.setattr(tasks, "leave_room", lambda folder, size, spare: told.append(size))
+    (tmp_path / "fusing").mkdir()
+    tasks.fuse(wanted, tmp_path / "fusing")
+    weights = [path for path in (tmp_path / "result").iterdir() if path.suffix != ".sha256"]
+    names = len(load_file(tmp_path / "result" / SAFETENSORS))
+    size = sum(path.stat().st_size for path in weights)
+    assert told[0] - 1000 * names < size < told[0] + 1000
+
+
+def test_half_of_what_there_was_no_room_for_is_removed(made, tmp_path, monkeypatch):
+    wanted = trained(made, tmp_path)
+
+    def full(*_):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(tasks, "sha256_of", full)
+    monkeypatch.setattr(tasks, "write_assignments", full)
+    (tmp_path / "fusing").mkdir()
+    again = tmp_path / "again"
+    again.mkdir()
+    planned = order(made, pool=pool(50, 50))
+    (again / "planjob.json").write_bytes(msgspec.json.encode(planned))
+    assert planjob._done(wanted, tmp_path / "fusing").full
+    assert planjob._done(planned, again).full
+    assert list((tmp_path / "fusing").iterdir()) == []
+    assert [path.name for path in again.iterdir()] == ["planjob.json"]
 
 
 def test_fused_weights_are_on_disk_before_they_are_in_place(tmp_path, monkeypatch):
@@ -125,7 +182,7 @@ def test_fused_weights_are_on_disk_before_they_are_in_place(tmp_path, monkeypatc
     said = []
     (tmp_path / "results").mkdir()
 
-    def fused(run, cluster, target, metadata):
+    def fused(run, cluster, target, metadata, before_writing):
         target.mkdir()
         for name in (SAFETENSORS, STATE_DICT):
             (target / name).write_bytes(b"weights")

@@ -8,7 +8,7 @@ papered over. If the last save was interrupted the one before, which all stages 
 import logging
 import time
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import msgspec
@@ -18,6 +18,7 @@ from safetensors.torch import save_file
 from ravnest.errors import FusionError, PackageError
 from ravnest.plan import PLAN_FORMAT, ClusterPlan, Plan
 from ravnest.rundir import ModelIndex, RunDir
+from ravnest.stage.checking import tensor_bytes
 from ravnest.stage.graph import Versioned
 from ravnest.stage.package import (
     TRAINED_MANIFEST,
@@ -33,6 +34,8 @@ logger = logging.getLogger("ravnest")
 STATE_DICT = "trained_state_dict.pt"
 SAFETENSORS = "trained_state_dict.safetensors"
 
+_NAME_BYTES = 1000
+"""What a name takes in both files together."""
 _SAVES_OF_ONE_RUN_S = 600.0
 """Clusters of one run save right after their last round; a slow disk or a copy takes its time."""
 
@@ -42,23 +45,40 @@ def fuse_cluster(
     cluster_id: int = 0,
     output: Path | str = "trained",
     metadata: Mapping[str, str] | None = None,
+    *,
+    before_writing: Callable[[int], None] = lambda size: None,
 ) -> Path:
     """Write the fused state_dict, also as safetensors, and return the path of the former.
 
-    `metadata` goes into the latter.
+    `metadata` goes into the latter. `before_writing` is told about how many bytes there will be,
+    before any weights are read, and may refuse.
     """
     run = RunDir(root)
     run.settle()
     plan, index = _read_plan(run)
     cluster = _cluster(plan, cluster_id)
     packages = [_open_stage(run, plan, cluster, number) for number in range(len(cluster.stages))]
-    owned = _owned_tensors(packages, _same_save(cluster, packages))
-    missing = [entry.tensor for entry in index.state if entry.tensor not in owned]
+    saves = _same_save(cluster, packages)
+    sizes = {
+        spec.name: tensor_bytes(spec)
+        for package in packages
+        for spec in package.graph.tensors
+        if spec.owner
+    }
+    missing = [entry.tensor for entry in index.state if entry.tensor not in sizes]
     if missing:
         raise FusionError(f"no stage of cluster {cluster_id} owns the tensor {missing[0]!r}")
+    before_writing(_written_bytes(index, sizes))
+    owned = _owned_tensors(packages, saves)
     _warn_of_later_saves(run, plan, cluster)
     state = assemble(index, owned)
     return _write(state, Path(output), dict(metadata or {}))
+
+
+def _written_bytes(index: ModelIndex, sizes: Mapping[str, int]) -> int:
+    """One file has tied tensors once, the other under every name."""
+    named = sum(sizes[entry.tensor] + _NAME_BYTES for entry in index.state)
+    return named + sum(sizes[tensor] for tensor in {entry.tensor for entry in index.state})
 
 
 def assemble(

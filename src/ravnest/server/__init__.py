@@ -3,7 +3,8 @@
 running.py     a server from its folder to its end
 authority.py   the small certificate authority that is made at the first start
 access.py      tokens and credentials: who somebody is, and what they may do
-folders.py     what lies where in the server's folder
+folders.py     what lies where in the server's folder; room.py: and how much more may
+belonging.py   which records and which folder belong together
 changes.py     what can be written to a store
 store/         records that survive: SQLite or PostgreSQL
 state/         what follows from what has happened (pure)

@@ -13,6 +13,7 @@ from ravnest.errors import PlanError, PoolError, RavnestError
 from ravnest.planning.figures import size
 from ravnest.server.folders import write_whole
 from ravnest.server.planjob.outcome import MEMORY, ORDER, OUTCOME, PlanOrder, PlanOutcome
+from ravnest.server.room import is_for_lack_of_room
 
 _LACKS = frozenset(
     {errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN, errno.EIO}
@@ -39,15 +40,19 @@ def _done(order: PlanOrder, folder: Path) -> PlanOutcome:
         # First: no pool, however large, gives this process more.
         if _is_of_memory(error):
             return _too_large()
-        lacks = lacks_something(error.__cause__)
+        full = is_for_lack_of_room(error.__cause__)
+        lacks = full or lacks_something(error.__cause__)
         return PlanOutcome(
             error=str(error).replace(f"{order.model}: ", "").replace(order.model, ""),
             unfit=isinstance(error, PlanError | PoolError) and not lacks,
             crashed=lacks,
+            full=full,
         )
-    except OSError as error:
-        return PlanOutcome(error=f"the server cannot do this: {error.strerror}", crashed=True)
-    except (MemoryError, RuntimeError) as error:
+    except Exception as error:
+        full = is_for_lack_of_room(error)
+        if full or isinstance(error, OSError):
+            why = error.strerror if isinstance(error, OSError) else f"no room on its disk ({error})"
+            return PlanOutcome(error=f"the server cannot do this: {why}", crashed=True, full=full)
         if _is_of_memory(error):
             return _too_large()
         raise

@@ -18,6 +18,8 @@ PLACES = "places.json"
 PARTS = "parts"
 MEMORY = "RAVNEST_PLANJOB_MEMORY"
 """Variable: how many bytes the process may have; 0 is no limit."""
+SPARE = "RAVNEST_PLANJOB_SPARE"
+"""Variable: how many bytes of the disk it has to leave."""
 
 Task = Literal["check", "plan", "fuse"]
 
@@ -52,6 +54,8 @@ class PlanOutcome(msgspec.Struct, frozen=True, kw_only=True):
     crashed: bool = False
     """Nothing was found out: the process died, or the server lacked something. It may go better
     another time."""
+    full: bool = False
+    """It was room on the disk that the server lacked."""
     facts: PlanFacts | None = None
     view: PlanView | None = None
     rings: tuple[RingView, ...] = ()

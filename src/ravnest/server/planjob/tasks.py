@@ -14,16 +14,18 @@ from ravnest.errors import JobError
 from ravnest.plan import Plan
 from ravnest.planning.fusion import SAFETENSORS, STATE_DICT, fuse_cluster
 from ravnest.planning.handover import study_package, take_model
-from ravnest.planning.planned import PlanRequest, plan_study
+from ravnest.planning.planned import PlanRequest, plan_only, write_planned
 from ravnest.planning.report import render_report
 from ravnest.recipes.optimizers import optimizer_memory
 from ravnest.rundir import RunDir
 from ravnest.server.folders import sync_files, sync_folder
 from ravnest.server.planjob.assigning import write_assignments
 from ravnest.server.planjob.fitting import check_inputs, check_losses
-from ravnest.server.planjob.outcome import ORDER, PlanOrder, PlanOutcome
+from ravnest.server.planjob.outcome import ORDER, PARTS, SPARE, PlanOrder, PlanOutcome
+from ravnest.server.room import SPARE_BYTES, leave_room
 from ravnest.server.state.records import PlanFacts, PlannedPart
 from ravnest.stage.files import sha256_of
+from ravnest.stage.package import GRAPH, WEIGHTS
 
 NODE_DATA = "node_data"
 
@@ -67,14 +69,33 @@ def plan(order: PlanOrder, folder: Path) -> PlanOutcome:
     rows = spec.training.batch_size if spec.recipe is not None else None
     studied = study_package(Path(order.model), weights=weights, rows=rows)
     run = RunDir(folder / NODE_DATA)
-    made, _ = plan_study(studied, order.pool, request, run)
-    write_assignments(order, made, run, folder)
+    made = plan_only(studied, order.pool, request)
+    _leave_room(folder, _written_bytes(order, made, folder))
+    try:
+        made, _ = write_planned(made, studied, request, run)
+        write_assignments(order, made, run, folder)
+    except BaseException:
+        # Whatever it was for, nobody has room for half a plan.
+        shutil.rmtree(run.root, ignore_errors=True)
+        shutil.rmtree(folder / PARTS, ignore_errors=True)
+        raise
     return PlanOutcome(
         facts=_facts(order, made),
         view=_view(made, order.names),
         rings=_rings(made),
         warnings=made.warnings,
     )
+
+
+def _leave_room(folder: Path, size: int) -> None:
+    leave_room(folder, size, int(os.environ.get(SPARE, SPARE_BYTES)))
+
+
+def _written_bytes(order: PlanOrder, made: Plan, folder: Path) -> int:
+    """About: every cluster gets the whole model, and its ends get what the order says of data."""
+    sizes = {path.name: path.stat().st_size for path in Path(order.model).iterdir()}
+    model = sizes.get(WEIGHTS, 0) + 2 * sizes.get(GRAPH, 0)
+    return len(made.clusters) * model + 8 * (folder / ORDER).stat().st_size
 
 
 def _facts(order: PlanOrder, made: Plan) -> PlanFacts:
@@ -138,9 +159,17 @@ def fuse(order: PlanOrder, folder: Path) -> PlanOutcome:
                 _link(file, package / file.name)
     output, fresh = Path(order.output), folder / "result"
     shutil.rmtree(fresh, ignore_errors=True)
-    fuse_cluster(run.root, order.cluster, fresh, as_metadata(_legend(run.root.parent / ORDER)))
-    for name in (SAFETENSORS, STATE_DICT):
-        (fresh / f"{name}.sha256").write_text(sha256_of(fresh / name))
+    legend = as_metadata(_legend(run.root.parent / ORDER))
+    try:
+        fuse_cluster(
+            *(run.root, order.cluster, fresh, legend),
+            before_writing=lambda size: _leave_room(folder, size),
+        )
+        for name in (SAFETENSORS, STATE_DICT):
+            (fresh / f"{name}.sha256").write_text(sha256_of(fresh / name))
+    except BaseException:
+        shutil.rmtree(fresh, ignore_errors=True)
+        raise
     size = (fresh / SAFETENSORS).stat().st_size
     # The server records that the job has a result as soon as this has ended.
     sync_files(fresh)

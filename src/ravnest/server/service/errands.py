@@ -10,6 +10,7 @@ from ravnest.api.jobs import JobSpec
 from ravnest.errors import JobError
 from ravnest.server.folders import FUSED, Folders
 from ravnest.server.planjob.outcome import PlanOrder, PlanOutcome
+from ravnest.server.room import is_for_lack_of_room
 from ravnest.server.service.connections import Connections
 from ravnest.server.service.core import Core
 from ravnest.server.service.files import Files
@@ -121,7 +122,12 @@ class Errands:
             # Nothing may wait for ever for a plan that nobody makes.
             logger.exception("planning %s could not be begun", order.job)
             reason = f"planning could not be begun: {error}"
-            self._planned(order, PlanOutcome(error=reason, crashed=isinstance(error, OSError)))
+            outcome = PlanOutcome(
+                error=reason,
+                crashed=isinstance(error, OSError),
+                full=is_for_lack_of_room(error),
+            )
+            self._planned(order, outcome)
 
     async def _plan(self, order: MakePlan) -> None:
         self._run_files.forget(order.job, order.run)
@@ -187,6 +193,7 @@ class Errands:
                 reason=reason,
                 hopeless=not outcome.unfit and not outcome.crashed,
                 crashed=outcome.crashed,
+                full=outcome.full,
             )
         )
 
@@ -213,6 +220,7 @@ class Errands:
                         run=order.run,
                         reason=outcome.error,
                         crashed=outcome.crashed,
+                        full=outcome.full,
                     )
                 )
             else:

@@ -9,7 +9,6 @@ import contextlib
 import hashlib
 import math
 import os
-import shutil
 import threading
 import time
 from collections.abc import AsyncIterator, Callable
@@ -21,11 +20,10 @@ from typing import TypeVar
 from starlette.requests import ClientDisconnect
 
 from ravnest.server.folders import Folders, sync_folder
+from ravnest.server.room import leave_room
 from ravnest.server.service.problems import Refusal
 
 _PIECE = 1 << 20
-_SPARE_BYTES = 256 << 20
-"""Of the disk, for the records and the system."""
 _LOOK_EVERY = 8 << 20
 """Bytes of a file between two looks at how full the disk is."""
 _Answer = TypeVar("_Answer")
@@ -188,9 +186,10 @@ class Files:
         self._receiving[name] = size
 
     async def _leave_room(self, size: int) -> None:
-        free = (await self.off_loop(shutil.disk_usage, self._folders.root)).free
-        if size + _SPARE_BYTES > free:
-            raise Refusal("full", "the disk of the server is full")
+        try:
+            await self.off_loop(leave_room, self._folders.root, size)
+        except OSError as error:
+            raise Refusal("full", str(error.strerror)) from error
 
     async def _take(
         self, writer: "_Writer", name: str, most: int, body: AsyncIterator[bytes], job: str

@@ -144,6 +144,8 @@ class Intake:
         outcome = await self._workshop.do(check, order)
         # It holds the whole job once more.
         await self._files.off_loop(lambda: shutil.rmtree(check, ignore_errors=True))
+        if outcome.full:
+            raise Refusal("full", outcome.error)
         if outcome.error:
             raise JobError(f"the model was refused: {outcome.error}")
 

@@ -18,7 +18,13 @@ import psutil
 
 from ravnest import lifeline
 from ravnest.server.folders import write_whole
-from ravnest.server.planjob.outcome import MEMORY, ORDER, OUTCOME, PlanOrder, PlanOutcome
+from ravnest.server.planjob.outcome import MEMORY, ORDER, OUTCOME, SPARE, PlanOrder, PlanOutcome
+from ravnest.server.room import (
+    SPARE_BYTES,
+    is_for_lack_of_room,
+    leave_room,
+    tells_of_lack_of_room,
+)
 
 logger = logging.getLogger("ravnest.server")
 
@@ -37,6 +43,8 @@ class WorkLimits:
     """Of each process; 0 is no limit."""
     threads: int = 0
     """For computing; 0 is as many as there are cores."""
+    spare_bytes: int = SPARE_BYTES
+    """Of the disk, that they have to leave."""
 
 
 class Workshop:
@@ -57,11 +65,7 @@ class Workshop:
         self.cancel(key)
 
         async def go() -> None:
-            try:
-                outcome = await self.do(folder, order)
-            except OSError as error:  # no process, no space, no folder
-                outcome = PlanOutcome(error=f"the server cannot do this: {error}", crashed=True)
-            await done(outcome)
+            await done(await self.do(folder, order))
 
         task = asyncio.create_task(go(), name=key)
         self._tasks[key] = task
@@ -92,9 +96,12 @@ class Workshop:
 
     async def do(self, folder: Path, order: PlanOrder) -> PlanOutcome:
         async with self._turn[order.task]:
-            loop = asyncio.get_running_loop()
-            await _to_its_end(loop.run_in_executor(None, _prepare, folder, order))
-            problem = await self._run(folder, order.task)
+            loop, spare = asyncio.get_running_loop(), self._limits.spare_bytes
+            try:
+                await _to_its_end(loop.run_in_executor(None, _prepare, folder, order, spare))
+                problem = await self._run(folder, order.task)
+            except OSError as error:
+                return _failed(error)
             return await loop.run_in_executor(None, _outcome, folder, problem)
 
     async def _run(self, folder: Path, task: str) -> PlanOutcome | None:
@@ -104,6 +111,7 @@ class Workshop:
             environment = {
                 **os.environ,
                 MEMORY: str(limits.memory_bytes),
+                SPARE: str(limits.spare_bytes),
             }
             if limits.threads:
                 environment["OMP_NUM_THREADS"] = str(limits.threads)
@@ -135,7 +143,18 @@ class Workshop:
             return None
         logger.warning("the process for %s in %s ended with %d: %s", task, folder, code, words)
         last = words.strip().splitlines()[-1:] or ["it said nothing"]
-        return PlanOutcome(error=f"the process ended with {code}: {last[0]}", crashed=True)
+        full = tells_of_lack_of_room(last[0])
+        return PlanOutcome(
+            error=f"the process ended with {code}: {last[0]}", crashed=True, full=full
+        )
+
+
+def _failed(error: OSError) -> PlanOutcome:
+    """There was no process, no space, no folder."""
+    said = error.strerror if is_for_lack_of_room(error) else error
+    return PlanOutcome(
+        error=f"the server cannot do this: {said}", crashed=True, full=is_for_lack_of_room(error)
+    )
 
 
 async def _to_its_end(work: "asyncio.Future[None]") -> None:
@@ -163,10 +182,13 @@ async def _end(process: asyncio.subprocess.Process) -> None:
                 await process.wait()
 
 
-def _prepare(folder: Path, order: PlanOrder) -> None:
+def _prepare(folder: Path, order: PlanOrder, spare: int) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     (folder / OUTCOME).unlink(missing_ok=True)
-    write_whole(folder / ORDER, msgspec.json.encode(order))
+    content = msgspec.json.encode(order)
+    # The process looks for itself once it knows how much it will write.
+    leave_room(folder, len(content), spare)
+    write_whole(folder / ORDER, content)
 
 
 def _outcome(folder: Path, problem: PlanOutcome | None) -> PlanOutcome:

@@ -106,6 +106,8 @@ class PlanFailed(Happening, frozen=True, kw_only=True):
     """Another pool would not help."""
     crashed: bool = False
     """It is not known whether there is a plan: the process died."""
+    full: bool = False
+    """The disk was: that is not the job's fault, and passes."""
 
 
 class Fused(Happening, frozen=True, kw_only=True):
@@ -120,6 +122,8 @@ class FusingFailed(Happening, frozen=True, kw_only=True):
     reason: str
     crashed: bool = False
     """Nothing is known about the stages: the process died."""
+    full: bool = False
+    """The disk was: that is not the job's fault, and passes."""
 
 
 class Noted(Happening, frozen=True, kw_only=True):

@@ -106,6 +106,7 @@ def planned(world: World, event: PlanMade, now: float) -> None:
     job = world.jobs[event.job]
     world.planning = None
     job.plan_crashes = 0
+    world.roomless.discard(job.id)
     job.plan, job.parameters = event.plan, event.plan.parameters
     world.save_job(job)
     count = len(event.plan.parts)
@@ -140,6 +141,10 @@ def not_planned(world: World, event: PlanFailed, now: float) -> None:
         return
     job = world.jobs[event.job]
     world.planning = None
+    if event.full:
+        world.judged.pop(job.id, None)
+        retrying.wait_for_room(world, job, "waiting", event.reason, now)
+        return
     job.plan_crashes = job.plan_crashes + 1 if event.crashed else 0
     world.save_job(job)
     if event.crashed and job.plan_crashes <= retrying.MOST_RETRIES:
@@ -252,6 +257,7 @@ def _delete(world: World, job: Job, now: float) -> None:
     del world.jobs[job.id]
     world.judged.pop(job.id, None)
     world.retry_at.pop(job.id, None)
+    world.roomless.discard(job.id)
     world.declined.pop(job.id, None)
     world.accusers.pop(job.id, None)
     world.out.remove(job.kind, job.key)

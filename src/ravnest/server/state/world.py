@@ -39,6 +39,8 @@ class Settings:
     most_peers: int = 16
     retry_s: float = 10.0
     """How long after a process has died another one is started for the same."""
+    room_s: float = 60.0
+    """How long after there was no room on the disk it is looked for again."""
     away_s: float = 180.0
     """How long a provider that is needed may be away."""
     standstill_s: float = 900.0
@@ -131,6 +133,8 @@ class World:
     attempt: int = 0
     retry_at: dict[str, float] = field(default_factory=dict)
     """Job id → when what has crashed for it is tried again."""
+    roomless: set[str] = field(default_factory=set)
+    """Jobs that wait for room on the disk, which was said."""
     event_number: int = 0
     started_at: float = 0.0
     """Whatever was due before, nobody could have done while the server was not there."""
