@@ -52,6 +52,8 @@ class ToyServer:
         """And those that ask for files."""
         self.renews = True
         """Certificates; else it cannot at the moment."""
+        self.renewal = None
+        """What it gives instead of a certificate, made of one that is signed and its number."""
         self.heartbeat_s = 0.2
         self.port = 0
 
@@ -160,6 +162,8 @@ class ToyServer:
         asked = msgspec.json.decode(await request.body(), type=Renew)
         number = self._provider(request)
         signed = self.authority.sign_provider(number, asked.key_request, self.now)
+        if self.renewal is not None:
+            signed = self.renewal(signed, number)
         return _json(Renewed(certificate=signed))
 
     async def _down(self, request):

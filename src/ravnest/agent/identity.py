@@ -14,6 +14,7 @@ from pathlib import Path
 
 import msgspec
 from cryptography import x509
+from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
@@ -171,8 +172,25 @@ def renew_if_due(identity: Identity, client: HttpClient, now: datetime.datetime)
     assert isinstance(key, ec.EllipticCurvePrivateKey), "made here"
     wanted = Renew(key_request=_signing_request(key, identity.name))
     renewed = client.post("/providers/me/certificate", wanted, Renewed)
+    new = _certificate(renewed.certificate, key, identity.authority)
+    if new.not_valid_after_utc < known.not_valid_after_utc:
+        raise ServerError("the server's new certificate ends before the present one")
     write_private(identity.certificate_file, renewed.certificate.encode())
     return True
+
+
+def _certificate(pem: str, key: ec.EllipticCurvePrivateKey, authority: str) -> x509.Certificate:
+    """What others will accept from whoever has that key. It is looked at before it is written:
+    without a good one this provider cannot even start."""
+    try:
+        new = x509.load_pem_x509_certificate(pem.encode())
+        new.verify_directly_issued_by(x509.load_pem_x509_certificate(authority.encode()))
+    except (ValueError, TypeError, InvalidSignature) as error:
+        why = str(error) or "its authority has not signed it"
+        raise ServerError(f"the server's certificate for this provider is none: {why}") from error
+    if new.public_key() != key.public_key():
+        raise ServerError("the server's certificate for this provider is for another key")
+    return new
 
 
 def only_agent(home: Path) -> AbstractContextManager[None]:
@@ -206,6 +224,7 @@ def _store(
     ):
         raise ServerError("the server names another authority than the one it has shown")
     Credential.parse(enrolled.credential)
+    _certificate(enrolled.certificate, key, enrolled.authority)
     folder = identity_folder(home, address)
     pem = key.private_bytes(
         serialization.Encoding.PEM,
