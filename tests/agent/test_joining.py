@@ -1,6 +1,7 @@
 """How an agent comes to be a provider of a server, and how it ends being one."""
 
 import asyncio
+import errno
 import os
 import sys
 
@@ -8,6 +9,7 @@ import pytest
 from running import Running, run, task, train
 from toyserver import WAIT_S
 
+from ravnest.agent import identity
 from ravnest.agent.identity import load_identity
 from ravnest.agent.joining import join
 from ravnest.agent.settings import AgentSettings
@@ -143,3 +145,25 @@ def test_an_agent_does_not_load_torch():
         [sys.executable, "-c", program], capture_output=True, text=True, env=dict(os.environ)
     )
     assert done.stdout.strip() == "[]", done.stderr
+
+
+def test_a_disk_that_is_full_is_cleared_before_anything_is_written(tmp_path, monkeypatch):
+    """A script had filled it, the agent was killed, and no other one could be started."""
+    home = tmp_path / "home"
+    rest = home / "gone" / "rest"
+    written = []
+
+    def full(path, content):
+        written.append((path.name, rest.exists()))
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    async def test(server):
+        async with Running(server, home):
+            await server.hear(Measured)
+        rest.mkdir(parents=True)
+        monkeypatch.setattr(identity, "write_private", full)
+        async with Running(server, home, token=False):
+            await server.hear(Measured)
+
+    run(test, tmp_path)
+    assert written == [("identity.json", False)]

@@ -10,7 +10,7 @@ from ravnest.agent.addresses import advertised, split_host_port
 from ravnest.agent.agent import Agent
 from ravnest.agent.channel import Pauses
 from ravnest.agent.errand import Surroundings
-from ravnest.agent.folders import AssignmentFolder
+from ravnest.agent.folders import AssignmentFolder, WorkFolders
 from ravnest.agent.identity import (
     Identity,
     check_token,
@@ -64,6 +64,9 @@ async def join(
     allow_many_files()
     settings.home.mkdir(parents=True, exist_ok=True, mode=0o700)
     with only_agent(settings.home):
+        # Before anything is written: what a script has left may have filled the disk.
+        with contextlib.suppress(OSError):
+            await asyncio.to_thread(WorkFolders(settings.home).empty)
         if token is not None and _known(settings, token) is None:
             await asyncio.to_thread(check_token, settings.address, token)
         if speed is None:
@@ -175,7 +178,9 @@ async def _listen(
             raise ServerError(f"--listen {settings.listen}: {error.strerror or error}") from error
         listener = PeerListener(identity, host, 0)
         await listener.open()
-    identity.remember_port(listener.port)
+    # Worth nothing but time: a disk that is full is emptied once the agent runs.
+    with contextlib.suppress(OSError):
+        identity.remember_port(listener.port)
     found = settings.advertise or advertised(settings.address, host, listener.port)
     return listener, found
 
