@@ -63,6 +63,8 @@ def test_strangers_learn_nothing_but_health_and_the_authority(server):
             "/api/v1/nothing",
             "/api/v2/overview",
             "/..%2f..%2fetc/passwd",
+            "/api/v1/jobs/",
+            "/api/v1/overview/",
         ):
             assert stranger.get(path).status_code == 401
 

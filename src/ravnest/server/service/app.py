@@ -61,6 +61,9 @@ def make_app(service: Service) -> Starlette:
         finally:
             await service.close()
 
-    return Starlette(
+    app = Starlette(
         routes=routes, exception_handlers={404: elsewhere, 405: elsewhere}, lifespan=lifespan
     )
+    # Or strangers would be told, without being asked who they are, what there is.
+    app.router.redirect_slashes = False
+    return app
