@@ -4,6 +4,7 @@ import asyncio
 import hashlib
 import http.client
 import json
+import queue
 import shutil
 import ssl
 
@@ -270,6 +271,21 @@ def test_a_sender_that_goes_away_in_the_middle_leaves_nothing(server, requester)
     connection.send(b"x" * 1000)
     connection.close()
     assert requester.head(f"blobs/{NOTHING}").status_code == 404
+
+
+def test_a_request_that_is_broken_off_is_no_failure_of_the_server(server, requester, monkeypatch):
+    outcomes = queue.SimpleQueue()
+    monkeypatch.setattr(server.ready.service.desk, "_count", lambda *what: outcomes.put(what))
+    connection = http.client.HTTPSConnection(
+        "127.0.0.1", server.ready.port, context=_context(server), timeout=30
+    )
+    connection.putrequest("POST", "/api/v1/jobs")
+    connection.putheader("Authorization", requester.headers["Authorization"])
+    connection.putheader("Content-Length", "100")
+    connection.endheaders()
+    connection.send(b"{")
+    connection.close()
+    assert outcomes.get(timeout=30) == ("/api/v1/jobs", "invalid")
 
 
 # ---- jobs

@@ -12,7 +12,7 @@ from typing import Any, Literal, TypeVar
 
 import msgspec
 from starlette.convertors import Convertor, register_url_convertor
-from starlette.requests import HTTPConnection, Request
+from starlette.requests import ClientDisconnect, HTTPConnection, Request
 from starlette.responses import Response
 
 from ravnest.api.requests import Code
@@ -158,6 +158,8 @@ class Desk:
         """The answer to something that is not done; the reason is logged, secrets are not in it."""
         if isinstance(error, Refusal):
             refusal = error
+        elif isinstance(error, ClientDisconnect):
+            refusal = Refusal("invalid", "the sender went away in the middle")
         elif isinstance(error, ServerError):  # of the store, which is nobody else's business
             logger.error("%s failed: %s", route, error)
             refusal = Refusal("failed", "the server cannot keep anything now; its log says why")
