@@ -19,7 +19,9 @@ from ravnest.api.tokens import Token
 from ravnest.server.folders import Folders
 from ravnest.server.service.app import table
 from ravnest.server.service.files import Files
+from ravnest.server.service.limits import Rate
 from ravnest.server.service.problems import Refusal
+from ravnest.server.service.saying import Saying
 
 NOTHING = hashlib.sha256(b"").hexdigest()
 
@@ -501,6 +503,30 @@ def test_too_many_wrong_tokens_are_slowed_down(tmp_path):
         assert set(answers) == {401, 429}
         assert answers[0] == 401
         assert answers[-1] == 429
+
+
+def test_refusals_are_said_until_they_are_too_many_and_then_counted():
+    lines, now = [], 0.0
+    rates = {"one": Rate(1, 2), "all": Rate(1, 3)}
+    saying = Saying(lines.append, rates=rates, clock=lambda: now)
+    for address in ("192.0.2.1",) * 4 + ("192.0.2.2",) * 2:
+        saying.say(address, f"refused {address}")
+    now = 1.0
+    saying.say("192.0.2.3", "refused 100%")
+    assert lines == [
+        "refused 192.0.2.1",
+        "refused 192.0.2.1",
+        "refused 192.0.2.2; before this, 2 others were not said",
+        "refused 100%; before this, 1 other was not said",
+    ]
+
+
+def test_a_flood_of_refusals_is_no_flood_of_lines(tmp_path, caplog):
+    with running_server(tmp_path) as server, httpx.Client(verify=_context(server)) as client:
+        headers = {"Authorization": "Bearer nonsense"}
+        for _ in range(150):
+            assert client.get(f"{server.url}/api/v1/jobs", headers=headers).is_error
+    assert 0 < caplog.text.count("refused GET /api/v1/jobs") < 150
 
 
 # ---- who may look without a token

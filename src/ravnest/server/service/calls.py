@@ -21,6 +21,7 @@ from ravnest.server.access import ONLOOKER, Caller, Right
 from ravnest.server.service.gate import Gate
 from ravnest.server.service.patience import Patience, in_time
 from ravnest.server.service.problems import Refusal
+from ravnest.server.service.saying import Saying
 
 logger = logging.getLogger("ravnest.server")
 
@@ -123,6 +124,7 @@ class Desk:
     ) -> None:
         self.gate = gate
         self._patience = patience or Patience()
+        self._saying = Saying(logger.warning)
         self._count = count
         """Route and outcome, for the metrics."""
 
@@ -169,13 +171,10 @@ class Desk:
             logger.error("%s failed", route, exc_info=error)
             refusal = Refusal("failed", "the server failed at this; its log says why")
         method = connection.scope.get("method", "WS")
-        logger.warning(
-            "refused %s %s from %s: %s (%s)",
-            method,
-            route,
-            address_of(connection),
-            refusal.error,
-            refusal.code,
+        address = address_of(connection)
+        self._saying.say(
+            address,
+            f"refused {method} {route} from {address}: {refusal.error} ({refusal.code})",
         )
         self._count(route, refusal.code)
         return refusal.response()
