@@ -1,4 +1,4 @@
-"""Whoever connects and says nothing is let go."""
+"""Whoever connects and says nothing, or does not listen, is let go."""
 
 import asyncio
 import contextlib
@@ -7,9 +7,12 @@ import socket
 
 import httpx
 import pytest
+import uvicorn
 from servers import running_server
+from uvicorn.server import ServerState
 
 from ravnest.server import strangers
+from ravnest.server.sockets import Sockets
 
 WAIT_S = 30
 
@@ -111,6 +114,101 @@ def test_one_address_has_a_bounded_number_of_silent_connections(tmp_path, monkey
         assert httpx.get(f"{server.url}/healthz").status_code == 200
         for connection in silent:
             connection.close()
+
+
+# ---- those who ask, and do not listen
+
+
+@contextlib.asynccontextmanager
+async def answered_by(app):
+    """The protocol with another application behind it."""
+    options = {"lifespan": "off", "log_config": None, "ws_per_message_deflate": False}
+    config = uvicorn.Config(app, http=strangers.Watched, ws=Sockets, **options)
+    config.load()
+    state = ServerState()
+    loop = asyncio.get_running_loop()
+    server = await loop.create_server(
+        lambda: strangers.Watched(config=config, server_state=state, app_state={}), "127.0.0.1"
+    )
+    async with server, asyncio.timeout(WAIT_S):
+        yield server.sockets[0].getsockname()[1]
+
+
+ASKED = b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n"
+BEGIN = {"type": "http.response.start", "status": 200, "headers": []}
+
+
+def test_a_connection_whose_answers_are_not_read_is_closed(monkeypatch):
+    monkeypatch.setattr(strangers, "UNTAKEN_S", 0.3)
+
+    async def story():
+        over = asyncio.Event()
+
+        async def endless(scope, receive, send):
+            async def end():
+                while (await receive())["type"] != "http.disconnect":
+                    pass
+
+            ending = asyncio.create_task(end())
+            await send(BEGIN)
+            while not ending.done():
+                await send({"type": "http.response.body", "body": b"x" * 65536, "more_body": True})
+            over.set()
+
+        async with answered_by(endless) as port:
+            with socket.create_connection(("127.0.0.1", port), WAIT_S) as connection:
+                connection.sendall(ASKED)
+                await over.wait()
+
+    asyncio.run(story())
+
+
+def test_requests_that_come_before_an_answer_are_few(monkeypatch):
+    async def story():
+        asked, released = [], asyncio.Event()
+
+        async def slow(scope, receive, send):
+            asked.append(scope["path"])
+            await released.wait()
+            await send(BEGIN)
+            await send({"type": "http.response.body", "body": b"good"})
+
+        async with answered_by(slow) as port:
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            writer.write(ASKED * 5000)
+            with contextlib.suppress(ConnectionResetError):
+                assert await reader.read() == b""
+            assert asked == ["/"]
+            writer.close()
+
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            writer.write(ASKED * (1 + strangers.MOST_WAITING))
+            released.set()
+            for _ in range(1 + strangers.MOST_WAITING):
+                await reader.readuntil(b"good\r\n0\r\n\r\n")
+            writer.close()
+
+    asyncio.run(story())
+
+
+def test_a_request_with_others_behind_it_hears_that_nobody_listens_any_more():
+    async def story():
+        begun, over = asyncio.Event(), asyncio.Event()
+
+        async def waiting(scope, receive, send):
+            await receive()
+            begun.set()
+            assert (await receive())["type"] == "http.disconnect"
+            over.set()
+
+        async with answered_by(waiting) as port:
+            _, writer = await asyncio.open_connection("127.0.0.1", port)
+            writer.write(ASKED * 2)
+            await begun.wait()
+            writer.transport.abort()
+            await over.wait()
+
+    asyncio.run(story())
 
 
 def test_the_event_loop_is_as_before_after_the_server_was_made():

@@ -1,22 +1,28 @@
-"""Connections that say nothing, or never come to the point: closed soon, and few from one address.
+"""Connections that say nothing, never come to the point, or do not listen: closed soon.
 
 Before its first request nobody knows who a connection belongs to, and each holds a file descriptor
-of the server. This knows sockets and time, not what is asked.
+of the server; one address has few of those. This knows sockets and time, not what is asked.
 """
 
 import asyncio
 import contextlib
 import functools
+import socket
+import sys
 from collections import Counter
 from collections.abc import Iterator
 from typing import Any, ClassVar
 
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 SILENCE_S = 15.0
 """From a connection, or the first byte of a request, to the end of the request's headers."""
 MOST_SILENT = 1000
 """Connections of one address that have not asked for anything yet."""
+UNTAKEN_S = 60.0
+"""How long something may be on its way to somebody who takes nothing of it."""
+MOST_WAITING = 8
+"""Requests that have come on a connection while an earlier one is answered."""
 MOST_HEADER_BYTES = 64 << 10
 _MOST_AROUND_BODY = 512 << 10
 """Of one request, what is not its body: twice as much as is read at once, for the limit above is
@@ -29,7 +35,7 @@ _TOO_MUCH = "The headers of this request are too large."
 
 
 class Watched(HttpToolsProtocol):
-    """HTTP as it is, for those who say in time what they want."""
+    """HTTP as it is, for those who say in time what they want, and take what they are told."""
 
     silent: ClassVar[Counter[str]] = Counter()
 
@@ -37,11 +43,14 @@ class Watched(HttpToolsProtocol):
         super().__init__(*arguments, **named)
         self._patience: asyncio.TimerHandle | None = None
         self._silent_from: str | None = None
+        self._answered: RequestResponseCycle | None = None
+        """The request that is answered now, or was last; `cycle` is the one that came last."""
         self._around_body = 0
         """Bytes of this request that are not its body, beyond those that chunks may have."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
+        _expect_to_be_heard(transport)
         self._silent_from = self.client[0] if self.client else ""
         self.silent[self._silent_from] += 1
         if self.silent[self._silent_from] > MOST_SILENT:
@@ -51,6 +60,10 @@ class Watched(HttpToolsProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._heard()
+        if self._answered is not None and self._is_answering:
+            # super() tells only the request that came last; this one would be answered for ever.
+            self._answered.disconnected = True
+            self._answered.message_event.set()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
@@ -72,8 +85,15 @@ class Watched(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         if sum(len(name) + len(value) for name, value in self.headers) > MOST_HEADER_BYTES:
             raise ValueError(_TOO_MUCH)  # which the parser takes for a request that is none
+        if len(self.pipeline) >= MOST_WAITING:
+            self.transport.abort()
+            raise ValueError("too many requests at once")
         self._heard()
         super().on_headers_complete()
+
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
+        self._answered = cycle
+        super()._start_asgi_task(cycle, app)
 
     def on_chunk_header(self) -> None:
         self._around_body -= _AROUND_CHUNK
@@ -84,8 +104,7 @@ class Watched(HttpToolsProtocol):
 
     @property
     def _is_answering(self) -> bool:
-        cycle: Any = self.cycle  # None before the first request
-        return cycle is not None and not cycle.response_complete
+        return self._answered is not None and not self._answered.response_complete
 
     def _wait(self) -> None:
         self._patience = self.loop.call_later(SILENCE_S, self._lose_patience)
@@ -105,6 +124,20 @@ class Watched(HttpToolsProtocol):
             self._wait()  # a request is being answered, and half of the next has come already
         else:
             self.transport.abort()
+
+
+def _expect_to_be_heard(transport: asyncio.Transport) -> None:
+    """The system ends a connection whose other side takes nothing for so long.
+
+    It alone knows what has arrived, also of what was written before a connection was closed; a slow
+    reader is one that takes a little now and then, and is waited for. Where the system cannot do
+    this, it has limits of its own.
+    """
+    connection = transport.get_extra_info("socket")
+    if sys.platform == "linux" and connection is not None:
+        limit = int(UNTAKEN_S * 1000)
+        with contextlib.suppress(OSError):  # lost already
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, limit)
 
 
 @contextlib.contextmanager
