@@ -3,7 +3,9 @@
 import asyncio
 import contextlib
 import hashlib
+import queue
 import socket
+import ssl
 
 import httpx
 import pytest
@@ -114,6 +116,95 @@ def test_one_address_has_a_bounded_number_of_silent_connections(tmp_path, monkey
         assert httpx.get(f"{server.url}/healthz").status_code == 200
         for connection in silent:
             connection.close()
+
+
+# ---- WebSockets that are none
+
+
+UPGRADE = b" / HTTP/1.1\r\nHost: localhost\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n"
+KEYS = b"Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: " + b"MDAw" * 5 + b"MA==\r\n"
+
+
+@pytest.mark.parametrize(
+    ("said", "status"),
+    [
+        (b"GET" + UPGRADE + KEYS + b"Content-Length: 10\r\n\r\n", b"400"),
+        (b"GET" + UPGRADE + KEYS + b"Content-Length: 00\r\n\r\n", b"400"),
+        (b"GET" + UPGRADE + KEYS + b"Transfer-Encoding: chunked\r\n\r\n", b"400"),
+        (b"POST" + UPGRADE + KEYS + b"Content-Length: 10\r\n\r\n", b"400"),
+        (b"GET" + UPGRADE + KEYS + b"X: " + b"x" * 9000 + b"\r\n\r\n", b"431"),
+        (b"GET" + UPGRADE.replace(b"/", b"/\xff", 1) + KEYS + b"\r\n", b"400"),
+        (b"GET" + UPGRADE + b"\r\n", b"400"),
+        # One that is: there is nothing at this address.
+        (b"GET" + UPGRADE + KEYS + b"Content-Length: 0\r\n\r\n", b"403"),
+    ],
+    ids=["length", "zeros", "chunked", "post", "header", "path", "keys", "good"],
+)
+@pytest.mark.parametrize("tls", [True, False])
+def test_a_websocket_that_cannot_begin_is_answered_and_closed(tmp_path, tls, said, status):
+    with (
+        running_server(tmp_path, tls=tls) as server,
+        connected(server, tls=tls) as connection,
+    ):
+        connection.sendall(said)
+        assert read_all(connection).startswith(b"HTTP/1.1 " + status)
+    assert not strangers.Watched.silent
+
+
+def test_a_websocket_that_cannot_begin_is_counted_until_it_is_gone(tmp_path, monkeypatch):
+    monkeypatch.setattr(strangers, "SILENCE_S", 0.2)
+    lost = queue.SimpleQueue()
+    really = Sockets.connection_lost
+
+    def connection_lost(self, error):
+        before = strangers.Watched.silent["127.0.0.1"]
+        really(self, error)
+        lost.put((before, strangers.Watched.silent["127.0.0.1"]))
+
+    monkeypatch.setattr(Sockets, "connection_lost", connection_lost)
+    with running_server(tmp_path) as server, connected(server, tls=True) as connection:
+        connection.sendall(b"GET" + UPGRADE + b"\r\n")
+        # It does not say goodbye, and the end of TLS waits for that far longer than this.
+        assert lost.get(timeout=20) == (1, 0)
+
+
+def test_nonsense_before_a_websocket_is_accepted_ends_it(caplog):
+    async def story():
+        begun, over = asyncio.Event(), asyncio.Event()
+
+        async def undecided(scope, receive, send):
+            await receive()
+            begun.set()
+            assert (await receive())["type"] == "websocket.disconnect"
+            over.set()
+
+        async with answered_by(undecided) as port:
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            writer.write(b"GET" + UPGRADE + KEYS + b"\r\n")
+            await begun.wait()
+            writer.write(b"\xff" * 100)
+            await over.wait()
+            await reader.read()
+            writer.close()
+
+    asyncio.run(story())
+    assert not [record for record in caplog.records if record.exc_info]
+
+
+def connected(server, *, tls):
+    where = ("127.0.0.1", server.ready.port)
+    connection = socket.create_connection(where, WAIT_S)
+    if not tls:
+        return connection
+    context = ssl.create_default_context(cadata=server.authority)
+    return context.wrap_socket(connection, server_hostname="localhost")
+
+
+def read_all(connection):
+    said = b""
+    while piece := connection.recv(1 << 16):
+        said += piece
+    return said
 
 
 # ---- those who ask, and do not listen

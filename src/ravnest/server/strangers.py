@@ -15,6 +15,8 @@ from typing import Any, ClassVar
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
+from ravnest.server.sockets import Sockets
+
 SILENCE_S = 15.0
 """From a connection, or the first byte of a request, to the end of the request's headers."""
 MOST_SILENT = 1000
@@ -85,11 +87,24 @@ class Watched(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         if sum(len(name) + len(value) for name, value in self.headers) > MOST_HEADER_BYTES:
             raise ValueError(_TOO_MUCH)  # which the parser takes for a request that is none
-        if len(self.pipeline) >= MOST_WAITING:
+        if self.parser.should_upgrade() and self._should_upgrade():
+            if self._is_answering or any(_is_about_body(*header) for header in self.headers):
+                raise ValueError("a WebSocket begins with a request without a body, by itself")
+        elif len(self.pipeline) >= MOST_WAITING:
             self.transport.abort()
             raise ValueError("too many requests at once")
-        self._heard()
+        else:
+            self._heard()
         super().on_headers_complete()
+
+    def handle_websocket_upgrade(self) -> None:
+        super().handle_websocket_upgrade()
+        sockets = self.transport.get_protocol()
+        if self.transport.is_closing() and isinstance(sockets, Sockets):
+            # It was none, and has been told so. Whoever does not go now is as good as silent.
+            sockets.when_lost = self._heard
+        else:
+            self._heard()
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
         self._answered = cycle
@@ -124,6 +139,10 @@ class Watched(HttpToolsProtocol):
             self._wait()  # a request is being answered, and half of the next has come already
         else:
             self.transport.abort()
+
+
+def _is_about_body(name: bytes, value: bytes) -> bool:
+    return name == b"transfer-encoding" or (name == b"content-length" and value != b"0")
 
 
 def _expect_to_be_heard(transport: asyncio.Transport) -> None:
