@@ -1,6 +1,7 @@
 """A server and agents that talk to it, over real sockets."""
 
 import asyncio
+import contextlib
 import json
 import ssl
 from queue import Queue
@@ -10,10 +11,11 @@ import msgspec
 import pytest
 from fake_agent import FACTS, FakeAgent, key_request
 from servers import TIMEOUT_S, running_server
-from websockets.exceptions import InvalidStatus
+from websockets.exceptions import ConnectionClosed, InvalidStatus
 
 from ravnest.api.control import Hello, Rejected, SetPause
 from ravnest.api.views import Changes, Overview
+from ravnest.server import sockets
 from ravnest.server.service.connections import Connection
 
 
@@ -171,6 +173,39 @@ def test_a_frame_that_is_not_understood_ends_the_connection_with_the_reason(serv
             assert not said.final
             assert said.reason
             await agent.closed()
+
+    asyncio.run(story())
+
+
+def pings(socket):
+    return [socket.ping() for _ in range(sockets.MOST_SMALL + 1)]
+
+
+def pieces(socket):
+    return [socket.send(["{", *[""] * sockets.MOST_SMALL, "}"])]
+
+
+@pytest.mark.parametrize("flood", [pings, pieces])
+def test_frames_that_say_nothing_are_counted(server, join, flood):
+    async def story():
+        agent = await enrol(server, join)
+        async with agent.connected():
+            with contextlib.suppress(ConnectionClosed):
+                for sending in flood(agent._socket):
+                    await sending
+            await agent.closed()
+            assert agent._socket.close_code == 1002
+            assert "say nothing" in agent._socket.close_reason
+
+    asyncio.run(story())
+
+
+def test_a_message_may_come_in_pieces(server, join):
+    async def story():
+        agent = await enrol(server, join)
+        async with agent.connected():
+            await agent._socket.send(list('{"type":"beat","state":"idle","cpu":0.75}'))
+            await seen(server, agent.provider, lambda view: view.cpu == 0.75)
 
     asyncio.run(story())
 

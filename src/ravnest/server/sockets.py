@@ -1,17 +1,58 @@
-"""WebSockets of the server, from the first word up to and including their end."""
+"""WebSockets of the server, from the first word up to and including their end.
 
+What is said is limited where it is understood; this limits what is said without saying anything:
+pings, and messages in tiny pieces. It knows frames, not messages.
+"""
+
+import time
 from collections.abc import Callable
 from http import HTTPStatus
 from typing import Any
 
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
-from websockets.exceptions import InvalidState
+from websockets.exceptions import InvalidState, ProtocolError
+from websockets.frames import Frame, Opcode
+from websockets.server import ServerProtocol
+
+SMALL_BYTES = 1024
+MOST_SMALL = 300
+"""Frames in `WINDOW_S` that say nothing by themselves: pings, pongs, and pieces of messages that
+are smaller than `SMALL_BYTES` and not the last of theirs. Other frames are messages, and counted
+as such, or as large as they are."""
+WINDOW_S = 10.0
+
+
+class _Frames(ServerProtocol):
+    """What the library understands of the bytes that come; it stops at the first frame too many."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self._small = 0
+        self._since = time.monotonic()
+
+    def recv_frame(self, frame: Frame) -> None:
+        if not frame.fin:
+            if len(frame.data) < SMALL_BYTES:
+                self._count()
+        elif frame.opcode >= Opcode.CLOSE:
+            self._count()
+        super().recv_frame(frame)
+
+    def _count(self) -> None:
+        self._small += 1
+        if self._small > MOST_SMALL:
+            now = time.monotonic()
+            if now - self._since < WINDOW_S:
+                raise ProtocolError("too many frames that say nothing")
+            self._small, self._since = 1, now
+
 
 class Sockets(WebSocketsSansIOProtocol):
     """WebSockets as they are; one that its peer is closing does not keep the server from ending."""
 
     def __init__(self, *arguments: Any, **named: Any) -> None:
         super().__init__(*arguments, **named)
+        self.conn = _Frames(max_size=self.config.ws_max_size, logger=self.logger)
         self.when_lost: Callable[[], None] | None = None
 
     def data_received(self, data: bytes) -> None:
