@@ -18,6 +18,9 @@ from ravnest.api.views import Changes, Overview
 from ravnest.server import sockets
 from ravnest.server.service.connections import Connection
 
+NO_TEXT = b'{"type":"beat\xff'
+"""Sent as text, and none."""
+
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory):
@@ -162,19 +165,23 @@ def test_an_operator_pauses_resumes_and_removes_a_provider(server, join):
         '{"type":"beat","state":"idle","more":1}',
         "[" * 5000,
         b"\x00\x01",
+        NO_TEXT,
     ],
 )
-def test_a_frame_that_is_not_understood_ends_the_connection_with_the_reason(server, join, text):
+def test_a_frame_that_is_not_understood_ends_the_connection_with_the_reason(
+    server, join, caplog, text
+):
     async def story():
         agent = await enrol(server, join)
         async with agent.connected():
-            await agent.say_text(text)
+            await agent._socket.send(text, text=True if text is NO_TEXT else None)
             said = await agent.expect(Rejected)
             assert not said.final
             assert said.reason
             await agent.closed()
 
     asyncio.run(story())
+    assert not [record for record in caplog.records if record.exc_info]
 
 
 def pings(socket):

@@ -78,6 +78,16 @@ class Sockets(WebSocketsSansIOProtocol):
             self.handshake_complete = self.close_sent = self.disconnected = True
             self.transport.close()
 
+    def send_receive_event_to_app(self) -> None:
+        if self.curr_msg_data_type == "text":
+            try:
+                b"".join(self.frames).decode()
+            except UnicodeDecodeError:
+                # Then it is no text, and whoever expects text says so. The library would write a
+                # traceback to the log.
+                self.curr_msg_data_type = "bytes"
+        super().send_receive_event_to_app()
+
     def shutdown(self) -> None:
         # The library raises for one whose other end has said goodbye and was answered, and the
         # server's own end would stop there. Nothing is left to be said on such a line, so the
