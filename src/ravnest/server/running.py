@@ -230,7 +230,7 @@ async def _make(service: Service, role: Role, name: str, hours: float) -> str:
 def _is_good(service: Service, path: Path) -> bool:
     try:
         return service.access.caller(path.read_text().strip(), service.clock()).kind == "operator"
-    except (OSError, TokenError):
+    except (OSError, ValueError, TokenError):  # not there, not text, not a token of ours
         return False
 
 

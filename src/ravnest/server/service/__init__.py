@@ -1,6 +1,6 @@
 """The server as others meet it: HTTPS, WebSockets, server-sent events.
 
-service.py      all of these, put together, started and ended
+service.py      all of these, put together, started and ended; reading.py: what it begins with
 core.py         events in, persisted, then carried out: the one place that changes the state
 gate.py         who calls, and how often they may; problems.py: how they are told no
 limits.py       how often and how much: buckets of tokens

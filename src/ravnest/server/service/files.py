@@ -9,9 +9,10 @@ import contextlib
 import hashlib
 import math
 import os
+import stat
 import threading
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -52,7 +53,7 @@ class Files:
 
     def begin(self) -> None:
         """Count what is there."""
-        blobs = sum(path.stat().st_size for path in self._folders.blobs.glob("*/*"))
+        blobs = sum(found.st_size for _, found in self._blobs())
         with self._counting:
             self._blob_bytes = blobs
         for folder in self._folders.jobs.iterdir():
@@ -215,8 +216,16 @@ class Files:
 
     def forget_old(self, needed: set[str], before: float) -> int:
         """Remove files that no job needs and that came before that moment; how many."""
-        old = [p.name for p in self._folders.blobs.glob("*/*") if p.stat().st_mtime < before]
-        return self.forget(set(old) - needed, before)
+        old = {name for name, found in self._blobs() if found.st_mtime < before}
+        return self.forget(old - needed, before)
+
+    def _blobs(self) -> Iterator[tuple[str, os.stat_result]]:
+        """Whatever else people have put there, such as links that lead nowhere, is left alone."""
+        for path in self._folders.blobs.glob("*/*"):
+            with contextlib.suppress(FileNotFoundError):
+                found = path.stat()
+                if stat.S_ISREG(found.st_mode):
+                    yield path.name, found
 
     def forget(self, hashes: set[str], before: float = math.inf) -> int:
         """Remove those that nobody has handed in or asked for since that moment; how many."""

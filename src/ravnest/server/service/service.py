@@ -29,6 +29,7 @@ from ravnest.server.service.gate import Dashboard, Gate
 from ravnest.server.service.intake import Intake
 from ravnest.server.service.keeping import Keeping, note_hashes
 from ravnest.server.service.patience import Patience
+from ravnest.server.service.reading import read_all
 from ravnest.server.service.reports import Reports
 from ravnest.server.service.runfiles import RunFiles
 from ravnest.server.service.stream import Sight, Stream
@@ -76,10 +77,7 @@ class Service:
         self.clock = clock
         self.folders = Folders(options.folder)
         self.started_at = clock()
-        records = {
-            kind: [body for _, body in _now(store, kind)]
-            for kind in ("provider", "job", "run", "part", "token", "progress")
-        }
+        records = read_all(store)
         events, points = store.ask(lambda db: db.last_numbers()).result()
         self.world = World.rebuilt(records, options.settings, events, self.started_at)
         self.core = Core(self.world, store, clock=clock)
@@ -231,7 +229,3 @@ class Service:
         number = job.plan.run if job.plan is not None else job.run
         outcome = self.run_files.outcome(id, number) if number else None
         return outcome.view if outcome is not None else None
-
-
-def _now(store: Store, kind: str) -> list[tuple[str, bytes]]:
-    return store.ask(lambda db: db.records(kind)).result()

@@ -8,6 +8,7 @@ import logging
 import sqlite3
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 from ravnest.errors import ServerError
@@ -97,20 +98,34 @@ class SqliteDatabase:
                 cursor.execute("ROLLBACK")
             raise
 
+    @contextlib.contextmanager
+    def _asked(self) -> Iterator[sqlite3.Cursor]:
+        try:
+            yield self._connection.cursor()
+        except sqlite3.Error as error:
+            raise ServerError(
+                f"{self._path} cannot be read: {error}; if it is damaged, restore a backup"
+            ) from error
+
     def records(self, kind: str) -> list[tuple[str, bytes]]:
-        return self._statements.records(self._connection.cursor(), kind)
+        with self._asked() as cursor:
+            return self._statements.records(cursor, kind)
 
     def record(self, kind: str, id: str) -> bytes | None:
-        return self._statements.record(self._connection.cursor(), kind, id)
+        with self._asked() as cursor:
+            return self._statements.record(cursor, kind, id)
 
     def last_numbers(self) -> tuple[int, int]:
-        return self._statements.last_numbers(self._connection.cursor())
+        with self._asked() as cursor:
+            return self._statements.last_numbers(cursor)
 
     def events(self, limit: int, job: str | None = None, before: int | None = None) -> list[Event]:
-        return self._statements.events(self._connection.cursor(), limit, job, before)
+        with self._asked() as cursor:
+            return self._statements.events(cursor, limit, job, before)
 
     def points(self, job: str, most: int) -> list[Point]:
-        return self._statements.points(self._connection.cursor(), job, most)
+        with self._asked() as cursor:
+            return self._statements.points(cursor, job, most)
 
     def beside(self) -> "SqliteDatabase":
         return SqliteDatabase(self._path, writes=False)
