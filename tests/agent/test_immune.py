@@ -5,7 +5,17 @@ from made import assignment
 from running import Running, assign, beat_of, files, run, task
 
 from ravnest.agent import errand, fetching, measuring, worker
-from ravnest.api.control import Assign, Begin, Ended, Measured, PeerAddress, Probe, Refused, Settled
+from ravnest.api.control import (
+    Assign,
+    Begin,
+    Ended,
+    Hello,
+    Measured,
+    PeerAddress,
+    Probe,
+    Refused,
+    Settled,
+)
 from ravnest.api.work import Neighbour
 
 
@@ -72,5 +82,28 @@ def test_work_that_ends_in_such_a_way_has_failed(tmp_path, monkeypatch, where):
             await server.say(7, Settled(assignment="a7"))
             await beat_of(server, "idle")
             await is_free(server)
+
+    run(test, tmp_path)
+
+
+@pytest.mark.parametrize(
+    "frame",
+    [
+        b'{"type":"\xff\xfe"}',
+        b'{"type":"probe","peers":' + b"[" * 100_000,
+        b'{"type":"nonsense"}',
+        b'{"type":"rejected","reason":"\\ud800","final":false}',
+    ],
+    ids=["not unicode", "deep", "unknown", "half a character"],
+)
+def test_a_message_that_is_none_costs_the_connection_and_not_the_agent(tmp_path, frame):
+    async def test(server):
+        async with Running(server, tmp_path / "home") as running:
+            await server.hear(Hello)
+            await server.hear(Measured)
+            await server.sockets[7].send_bytes(frame)
+            await server.hear(Hello)
+            await server.hear(Measured)
+            assert not running.task.done()
 
     run(test, tmp_path)

@@ -107,7 +107,7 @@ class Channel:
             return "the server has closed the connection"
         except ConnectionClosed as error:
             return f"the connection broke: {error}"
-        except msgspec.DecodeError as error:
+        except _NotUnderstoodError as error:
             return f"the server says something this release does not understand: {error}"
         finally:
             self._outgoing = None
@@ -116,7 +116,15 @@ class Channel:
             await asyncio.gather(writer, return_exceptions=True)
 
     def _hear(self, frame: str | bytes) -> None:
-        self._listener.heard(server_decoder.decode(frame))
+        try:
+            message = server_decoder.decode(frame)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+            raise _NotUnderstoodError(str(error)) from error
+        self._listener.heard(message)
+
+
+class _NotUnderstoodError(Exception):
+    """Never leaves this file."""
 
 
 async def _write(socket: ClientConnection, outgoing: asyncio.Queue[bytes | None]) -> None:

@@ -132,7 +132,7 @@ class Worker:
                 return
             try:
                 said = _decoder.decode(line)
-            except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
                 self.kill(f"the worker said something that is not understood: {error}")
                 return
             if isinstance(said, End):

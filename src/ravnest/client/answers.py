@@ -52,7 +52,7 @@ def refusal(status: int, body: bytes, path: str) -> AnswerError:
     try:
         problem = msgspec.json.decode(body, type=Problem)
         text, code = problem.error, problem.code
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         start = body[:_MOST_FOREIGN_TEXT].decode("utf-8", errors="replace").strip()
         text = f"{path} answers with status {status}" + (f": {start}" if start else "")
         code = "unauthorized" if status == 401 else "foreign"
