@@ -1,16 +1,19 @@
 """How speeds are measured, and what of the machine is offered."""
 
 import asyncio
+import contextlib
+import itertools
 import shutil
 import subprocess
 import sys
+import types
 
 import msgspec
 import psutil
 import pytest
 
 from ravnest.agent import machine, workload
-from ravnest.agent.links import settled_mbps
+from ravnest.agent.links import measure_link, settled_mbps
 from ravnest.agent.machine import (
     a_name,
     memory_for_training,
@@ -23,7 +26,7 @@ from ravnest.api.limits import Name
 from ravnest.api.machine import Caps
 from ravnest.api.work import WORKER_OVERHEAD_BYTES
 from ravnest.client.answers import AnswerError
-from ravnest.errors import NodeError
+from ravnest.errors import NodeError, ServerError
 
 CPU = Speed(device="cpu", gflops=1.0, torch="2")
 GPU = Speed(
@@ -149,3 +152,13 @@ def test_a_bucket_does_not_save_up_for_ever():
     bucket = Bucket(8.0, clock=lambda: now[0])
     now[0] = 1000.0
     assert bucket.take(1_000_000) == pytest.approx(0.75)
+
+
+def test_a_server_that_sends_without_end_is_not_measured_for_ever():
+    class Endless:
+        @contextlib.contextmanager
+        def open(self, *_, **__):
+            yield types.SimpleNamespace(iter_raw=lambda: itertools.repeat(b"z" * 1000))
+
+    with pytest.raises(ServerError, match="does not end where it should"):
+        measure_link(Endless())

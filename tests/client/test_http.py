@@ -1,5 +1,6 @@
 """Requests, answers and the many ways in which there is none."""
 
+import contextlib
 import socket
 import ssl
 
@@ -9,6 +10,7 @@ from certificates import Authority
 from scripted import Scripted, body_of, break_off, say
 
 from ravnest.api.requests import Health, JobAction
+from ravnest.client import http
 from ravnest.client.address import ServerAddress
 from ravnest.client.answers import AnswerError, refusal
 from ravnest.client.http import BrokenOffError, HttpClient
@@ -205,3 +207,54 @@ def test_the_name_is_pinned_also_for_libraries_that_ask_for_another(server):
     ):
         assert secure.server_hostname == "ravnest-server"
     client.close()
+
+
+class Endless:
+    """An answer whose body goes on for as long as anybody reads it."""
+
+    def __init__(self, status):
+        self.status, self.sent = status, 0
+
+    def __call__(self, handler):
+        handler.send_response(self.status)
+        handler.send_header("Connection", "close")
+        handler.end_headers()
+        handler.close_connection = True
+        with contextlib.suppress(OSError):
+            while self.sent < 1 << 30:
+                self.sent += handler.wfile.write(b"z" * 65536)
+
+
+def test_of_a_refusal_without_end_only_the_beginning_is_read(server):
+    """Each of them took as much memory as there was."""
+    endless = server.answers["GET", "/api/v1/overview"] = Endless(404)
+    with server.client() as client, pytest.raises(AnswerError) as caught:
+        client.get_bytes("/overview")
+    assert len(caught.value.body) == http._MOST_REFUSAL_BYTES
+    assert endless.sent < 1 << 27
+
+
+def test_of_a_refusal_that_drips_only_so_much_is_waited_for(server, monkeypatch):
+    monkeypatch.setattr(http, "_LONGEST_REFUSAL_S", 0.0)
+    monkeypatch.setattr(http, "_MOST_REFUSAL_BYTES", 1 << 40)
+    endless = server.answers["GET", "/api/v1/overview"] = Endless(500)
+    with server.client() as client, pytest.raises(AnswerError):
+        client.get_bytes("/overview")
+    assert endless.sent < 1 << 27
+
+
+@pytest.mark.parametrize("status", [200, 500])
+def test_an_answer_of_too_many_levels_is_not_understood(server, status):
+    deep = '{"status": "ok", "version": "9", "new": ' + "[" * 100_000
+    server.answers["GET", "/api/v1/health"] = lambda handler: say(handler, status, deep)
+    with server.client() as client, pytest.raises(ServerError):
+        client.get("/health", Health)
+
+
+@pytest.mark.parametrize("status", [200, 500])
+def test_an_answer_that_is_not_packed_as_it_says_is_damaged(server, status):
+    server.answers["GET", "/api/v1/health"] = lambda handler: say(
+        handler, status, "no gzip", Content_Encoding="gzip"
+    )
+    with server.client() as client, pytest.raises(ServerError):
+        client.get("/health", Health)

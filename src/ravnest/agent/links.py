@@ -7,12 +7,15 @@ from dataclasses import dataclass
 
 from ravnest.client.answers import AnswerError
 from ravnest.client.http import HttpClient
+from ravnest.errors import ServerError
 
 _PINGS = 5
 _SIZES = (64 << 10, 256 << 10, 1 << 20, 4 << 20, 8 << 20, 8 << 20)
 _LONG_ENOUGH_S = 0.5
 """A transfer that takes so long has left the slow beginning of a connection behind."""
 _MOST_S = 3.0
+_LONGEST_S = 120.0
+"""For one transfer: nobody can be told to give it up."""
 _STABLE = 0.15
 """Two transfers in a row that differ by less than this agree."""
 _PIECE = os.urandom(64 << 10)
@@ -69,9 +72,12 @@ def _timed(clock: Callable[[], float], act: Callable[[], None]) -> float:
 
 
 def _down(client: HttpClient, size: int) -> None:
+    ends_at = time.monotonic() + _LONGEST_S
     with client.open("GET", "/probe/down", query={"bytes": size}) as answer:
-        for _ in answer.iter_raw():
-            pass
+        for piece in answer.iter_raw():
+            size -= len(piece)
+            if size < 0 or time.monotonic() > ends_at:
+                raise ServerError("/probe/down does not end where it should")
 
 
 def _up(client: HttpClient, size: int) -> None:

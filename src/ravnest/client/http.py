@@ -8,6 +8,7 @@ import contextlib
 import hashlib
 import ssl
 import threading
+import time
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
@@ -26,6 +27,8 @@ from ravnest.release import VERSION
 Query = Mapping[str, str | int | float]
 _Answer = TypeVar("_Answer")
 _MOST_ANSWER_BYTES = 256 << 20
+_MOST_REFUSAL_BYTES, _LONGEST_REFUSAL_S = 1 << 20, 10.0
+"""Of an answer that is no: there may be more, and it may never end."""
 _TIMEOUT = httpx.Timeout(60.0, connect=15.0)
 
 
@@ -108,7 +111,7 @@ class HttpClient:
             return None
         try:
             return msgspec.json.decode(body, type=kind)
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             raise ServerError(
                 f"{self.address} answers to {path} with something this release does not "
                 f"understand ({error}); do server and client have the same version?"
@@ -142,13 +145,15 @@ class HttpClient:
                 **options,
             ) as answer:
                 if not answer.is_success and answer.status_code not in accept:
-                    said_no = refusal(answer.status_code, self._read(answer, path), path)
+                    said_no = refusal(answer.status_code, _start_of(answer), path)
                     if answer.status_code == httpx.codes.REQUEST_TIMEOUT:
                         raise BrokenOffError(str(said_no))  # the line stood still
                     raise said_no
                 yield answer
         except httpx.TransportError as error:
             raise BrokenOffError(failure_in_words(error, self.address)) from error
+        except httpx.DecodingError as error:
+            raise ServerError(f"{self.address}: what {path} sends is damaged: {error}") from error
 
     def close(self) -> None:
         self.closed.set()
@@ -164,6 +169,16 @@ class HttpClient:
         trace: TracebackType | None,
     ) -> None:
         self.close()
+
+
+def _start_of(refused: httpx.Response) -> bytes:
+    body, ends_at = bytearray(), time.monotonic() + _LONGEST_REFUSAL_S
+    with contextlib.suppress(httpx.DecodingError):
+        for piece in refused.iter_bytes():
+            body += piece
+            if len(body) >= _MOST_REFUSAL_BYTES or time.monotonic() > ends_at:
+                break
+    return bytes(body[:_MOST_REFUSAL_BYTES])
 
 
 class BrokenOffError(ServerError):
