@@ -27,7 +27,8 @@ class SlowServer:
         monkeypatch.setattr(fetching, "delay_s", lambda _: 0.0)
         monkeypatch.setattr(fetching, "download", self.download)
 
-    def download(self, client, path, target, *, sha256, size, progress):
+    def download(self, client, path, target, *, sha256, size, progress, attempts):
+        assert attempts == 1, "tried again in two places, and far more often than either says"
         self.now += 300.0
         if self.bytes_at_once:
             self.sent += self.bytes_at_once

@@ -1,6 +1,7 @@
 """Files up and down: whole, resumed, damaged, given up."""
 
 import hashlib
+import threading
 
 import pytest
 from scripted import Scripted, body_of, break_off, say
@@ -223,3 +224,38 @@ def test_what_the_server_has_is_not_sent_again(server, tmp_path):
     with server.client() as client:
         assert upload_blob(client, tmp_path / "file") == (HASH, len(CONTENT))
     assert [method for method, _, _ in server.seen] == ["HEAD"]
+
+
+def test_a_download_can_be_ended_after_its_first_byte(server, tmp_path):
+    """The server kept the rest to itself, and nobody got to say that it is not wanted."""
+    ended = threading.Event()
+
+    def drip(handler):
+        handler.send_response(200)
+        handler.send_header("Content-Length", "1000")
+        handler.end_headers()
+        handler.wfile.write(b"1")
+        handler.wfile.flush()
+        ended.wait(30)
+
+    class EndedError(Exception):
+        pass
+
+    def progress(so_far):
+        raise EndedError(so_far)
+
+    server.answers["GET", "/api/v1/f"] = drip
+    with server.client() as client, pytest.raises(EndedError, match="1"):
+        download(client, "/f", tmp_path / "file", size=1000, progress=progress)
+    assert not ended.is_set()
+    ended.set()
+
+
+def test_whoever_tries_again_itself_is_told_of_the_first_failure(server, tmp_path):
+    shelf = server.answers["GET", "/api/v1/f"] = Shelf(breaks=[10, 10])
+    with server.client() as client:
+        for _ in range(2):
+            with pytest.raises(BrokenOffError):
+                download(client, "/f", tmp_path / "f", sha256=HASH, attempts=1)
+        download(client, "/f", tmp_path / "f", sha256=HASH, attempts=1)
+    assert shelf.starts == [0, 10, 20]

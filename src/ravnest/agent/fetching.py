@@ -72,18 +72,25 @@ async def fetch(
         if kept.put(assignment.job, file, target):
             advance(file.size)
             return
-        before = 0
+        before = failures = 0
 
         def progress(so_far: int) -> None:
-            nonlocal before
+            nonlocal before, failures
             before, new = so_far, so_far - before
+            failures = 0
             advance(max(0, new))
 
-        path, failures = f"/assignments/{assignment.id}/files/{file.sha256}", 0
+        path = f"/assignments/{assignment.id}/files/{file.sha256}"
         while True:
             try:
                 download(
-                    client, path, target, sha256=file.sha256, size=file.size, progress=progress
+                    client,
+                    path,
+                    target,
+                    sha256=file.sha256,
+                    size=file.size,
+                    progress=progress,
+                    attempts=1,
                 )
                 kept.keep(assignment.job, file, target)
                 return
@@ -167,7 +174,7 @@ async def bring_back(
         while True:
             try:
                 with results.open(name) as file:
-                    sha256, size = upload(client, path, file, progress=progress)
+                    sha256, size = upload(client, path, file, progress=progress, attempts=1)
                 return FileRef(path=name, sha256=sha256, size=size)
             except (BrokenOffError, AnswerError) as error:
                 if not _passes(error):

@@ -17,8 +17,8 @@ from ravnest.errors import ServerError
 
 Progress = Callable[[int], None]
 PIECE_BYTES = 256 << 10
-_ATTEMPTS = 6
-"""In a row without a byte that came through."""
+ATTEMPTS = 6
+"""In a row without a byte that came through; whoever asks for one only tries again itself."""
 _FIRST_DELAY_S, _LONGEST_DELAY_S = 0.5, 20.0
 
 
@@ -29,16 +29,17 @@ def upload(
     *,
     sha256: str | None = None,
     progress: Progress | None = None,
+    attempts: int = ATTEMPTS,
 ) -> tuple[str, int]:
     """PUT a file, with its hash (computed if it is not known); returns hash and size."""
     known, size = _told(file, sha256)
     headers = {"X-Sha256": known, "Content-Length": str(size)}
-    for attempt in range(_ATTEMPTS):
+    for attempt in range(attempts):
         try:
             with client.open("PUT", path, content=_pieces(file, progress), headers=headers):
                 return known, size
         except BrokenOffError:
-            if attempt + 1 == _ATTEMPTS or client.closed.wait(delay_s(attempt)):
+            if attempt + 1 == attempts or client.closed.wait(delay_s(attempt)):
                 raise
     raise AssertionError("the last attempt returns or raises")
 
@@ -67,6 +68,7 @@ def download(
     sha256: str | None = None,
     size: int | None = None,
     progress: Progress | None = None,
+    attempts: int = ATTEMPTS,
     **query: str | int,
 ) -> None:
     """GET a file. Without `sha256` it must say its hash itself (header X-Sha256) to be checked."""
@@ -76,12 +78,12 @@ def download(
     target.parent.mkdir(parents=True, exist_ok=True)
     was_there = part.exists()
     try:
-        _Download(client, path, part, sha256, size, progress, query).run()
+        _Download(client, path, part, sha256, size, progress, query).run(attempts)
     except _OtherContentError:
         if not was_there:
             raise
         # What an earlier call has left was no beginning of it: a disk without power loses bytes.
-        _Download(client, path, part, sha256, size, progress, query).run()
+        _Download(client, path, part, sha256, size, progress, query).run(attempts)
     part.replace(target)
 
 
@@ -124,7 +126,7 @@ class _Download:
         self._hash = hashlib.sha256()
         self._done = 0
 
-    def run(self) -> None:
+    def run(self, attempts: int) -> None:
         failures, before = 0, -1
         while True:
             try:
@@ -133,7 +135,7 @@ class _Download:
             except BrokenOffError:
                 failures = 1 if self._done > before else failures + 1
                 before = self._done
-                if failures == _ATTEMPTS or self._client.closed.wait(delay_s(failures - 1)):
+                if failures == attempts or self._client.closed.wait(delay_s(failures - 1)):
                     raise
         self._check()
 
@@ -158,7 +160,9 @@ class _Download:
             self._tag = answer.headers.get("ETag", self._tag)
             self._sha256 = self._sha256 or answer.headers.get("X-Sha256")
             with self._part.open("ab" if self._done else "wb") as file:
-                for piece in answer.iter_bytes(PIECE_BYTES):
+                # As they come: to gather more of them would take as long as the server likes, and
+                # `progress` is where a transfer can be ended.
+                for piece in answer.iter_bytes():
                     self._done += len(piece)
                     if self._size is not None and self._done > self._size:
                         raise ServerError(f"{self._path} is larger than the {self._size} announced")
