@@ -21,10 +21,11 @@ def joined(monkeypatch, tmp_path):
 
     class Joined:
         result = None
+        tells = "returned to the pool"
 
         async def __call__(self, settings, token, show):
             self.settings, self.token = settings, token
-            show("idle", "returned to the pool")
+            show("idle", self.tells)
             if isinstance(self.result, Exception):
                 raise self.result
             return self.result
@@ -121,3 +122,14 @@ def test_lines_for_programs(joined, capsys):
     line = json.loads(capsys.readouterr().out)
     assert (line["event"], line["text"]) == ("idle", "returned to the pool")
     assert line["at"] > 0
+
+
+@pytest.mark.parametrize("options", [[], ["--log-json"]])
+def test_nothing_that_steers_a_terminal_is_shown(joined, capsys, options):
+    """A server and a script have a say in what is told."""
+    joined.tells = "line\n\x1b[2J\x9b \u202e owned"
+    assert main(["join", "host", *options]) == 0
+    told = capsys.readouterr().out
+    assert not set(told) & set("\x1b\x9b\u202e")
+    assert "u001b" not in told
+    assert "owned" in told

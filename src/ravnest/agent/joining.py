@@ -34,6 +34,7 @@ from ravnest.agent.peers import PeerListener
 from ravnest.agent.settings import AgentSettings
 from ravnest.agent.workload import Speed
 from ravnest.api.control import HAS_LEFT
+from ravnest.api.limits import plain
 from ravnest.api.machine import provider_name
 from ravnest.api.tokens import Token
 from ravnest.descriptors import allow_many_files
@@ -86,7 +87,7 @@ async def join(
                 show("rejected", f"{agent.problem}; joining anew with the token")
                 continue
             if agent.problem is not None:
-                raise ServerError(agent.problem)
+                raise ServerError(plain(agent.problem))  # in words of the server, perhaps
             show("goodbye", "goodbye")
             return struck
 

@@ -163,7 +163,10 @@ def _settings(kind: Any, url: str, memory: float | None, given: dict[str, Any]) 
 
 
 def _line(event: str, text: str) -> None:
-    click.echo(text)
+    from ravnest.api.limits import plain
+
+    # A server and a script have a say in it, and this is a terminal.
+    click.echo(plain(text))
     sys.stdout.flush()
 
 
@@ -172,6 +175,8 @@ def _json_line(event: str, text: str) -> None:
 
     import msgspec
 
-    line = {"at": round(time.time(), 3), "event": event, "text": text}
+    from ravnest.api.limits import plain
+
+    line = {"at": round(time.time(), 3), "event": event, "text": plain(text)}
     click.echo(msgspec.json.encode(line).decode())
     sys.stdout.flush()
