@@ -78,6 +78,53 @@ raise SystemExit("this is how it ends")
 """
 
 
+REACHES = """
+import ctypes, os, signal, sys
+
+system = ctypes.CDLL(None, use_errno=True)
+worker, reached = os.getppid(), []
+assert worker == 1
+
+def tried(name, act):
+    try:
+        if act():
+            reached.append(name)
+    except OSError:
+        pass
+
+def read(path):
+    with open(path, "rb", buffering=0) as file:
+        return file.read(8)
+
+for name in ("environ", "maps", "auxv", "stack", "io", "fdinfo/0"):
+    tried(name, lambda: read(f"/proc/{worker}/{name}"))
+for name in ("map_files", "cwd", "root"):
+    tried(name, lambda: os.listdir(f"/proc/{worker}/{name}"))
+for name in ("fd/0", "fd/1", "fd/2", "fd/3"):
+    tried(name, lambda: os.readlink(f"/proc/{worker}/{name}"))
+tried("mem", lambda: os.open(f"/proc/{worker}/mem", os.O_RDONLY))
+tried("mem to write", lambda: os.open(f"/proc/{worker}/mem", os.O_RDWR))
+
+class Piece(ctypes.Structure):
+    _fields_ = [("base", ctypes.c_void_p), ("length", ctypes.c_size_t)]
+
+here = ctypes.create_string_buffer(8)
+piece = ctypes.byref(Piece(ctypes.addressof(here), 8))
+for name in ("process_vm_readv", "process_vm_writev"):
+    done = getattr(system, name)(worker, piece, 1, piece, 1, 0)
+    tried(name, lambda: done >= 0 or os.strerror(ctypes.get_errno()) != "Operation not permitted")
+peer, pidfd_getfd, attach = os.pidfd_open(worker), 438, 16
+for number in range(16):
+    tried(f"descriptor {number}", lambda: system.syscall(pidfd_getfd, peer, number, 0) >= 0)
+# Where it has reached something, its worker goes on to say so.
+if not reached:
+    tried("ptrace", lambda: system.ptrace(attach, worker, 0, 0) == 0)
+    for number in (signal.SIGKILL, signal.SIGSTOP, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1):
+        os.kill(worker, number)
+sys.exit(f"reached {reached}")
+"""
+
+
 def script_run(tmp_path, text):
     run = plan_run(tmp_path / "run")
     # Without a recipe nobody knows who needs which field.
@@ -93,6 +140,10 @@ def script_run(tmp_path, text):
         changed = replace(order.assignment, recipe=None, script=SPEC)
         runs.write_order(folder, replace(order, assignment=changed))
     return run
+
+
+def within_sandbox(command, folder):
+    return sandboxed(command, Path(folder), Path(folder).parent)
 
 
 def test_a_script_trains_with_what_its_node_reads_from_the_environment(tmp_path):
@@ -149,14 +200,20 @@ def test_a_script_in_a_sandbox_cannot_speak_for_its_worker_nor_end_it(tmp_path):
     """Through /proc it wrote to the pipe that the agent listens to."""
     run = script_run(tmp_path, FORGES)
 
-    def within(command, folder):
-        return sandboxed(command, Path(folder), Path(folder).parent)
-
-    with started(run, within) as processes:
+    with started(run, within_sandbox) as processes:
         worker = next(iter(processes.values()))
         end = worker.end()
     assert (end.outcome, end.saved) == ("failed", False)
     assert end.reason == "the script ended with code 1: this is how it ends"
+
+
+@pytest.mark.needs("bwrap")
+def test_a_script_in_a_sandbox_reaches_nothing_of_its_worker(tmp_path):
+    """Neither its memory, nor what it has open, nor its environment; and signals do nothing."""
+    run = script_run(tmp_path, REACHES)
+    with started(run, within_sandbox) as processes:
+        end = next(iter(processes.values())).end()
+    assert end.reason == "the script ended with code 1: reached []"
 
 
 def test_a_script_that_fails_says_its_last_line(tmp_path):

@@ -65,6 +65,13 @@ def _close_to_others() -> None:
             ctypes.CDLL(None).prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0)
 
 
+def _do_not_be_interrupted() -> None:
+    """A script may signal its worker; in a sandbox, where the worker is the first process, only
+    what the worker has a handler for gets through. Not ignored: that, the script would inherit."""
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGINT, lambda number, frame: None)
+
+
 class ScriptRun:
     """Of one assignment; `run` from its beginning to its end."""
 
@@ -83,6 +90,7 @@ class ScriptRun:
     def run(self) -> WorkEnd:
         assert self._work.script is not None
         _close_to_others()
+        _do_not_be_interrupted()
         command = [sys.executable, "script.py", *self._work.script.arguments]
         with lifeline.hold() as line, Hearing(self._speech.say) as hearing:
             self._hearing = hearing
