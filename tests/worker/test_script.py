@@ -258,6 +258,17 @@ def test_a_script_that_is_stopped_and_ends_well_is_done_only_if_it_says_so(
     assert (end.outcome, end.saved, end.epochs_done) == (outcome, True, counted), worker.log()
 
 
+@pytest.mark.parametrize(
+    "instead", ["os.mkfifo(mark)", "os.symlink('/dev/zero', mark)", "os.mkdir(mark)"]
+)
+def test_what_a_script_leaves_instead_of_a_result_is_none(tmp_path, instead):
+    """Its worker waited for ever for somebody to write to the pipe."""
+    run = script_run(tmp_path, f"import os; mark = 'package/trained.json'; {instead}")
+    with started(run) as processes:
+        end = next(iter(processes.values())).end()
+    assert (end.outcome, end.saved) == ("done", False)
+
+
 LEAVES_SOMEBODY_BEHIND = """
 import subprocess, sys
 subprocess.Popen([sys.executable, "-c", "open('until').read()"])

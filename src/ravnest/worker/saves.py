@@ -1,8 +1,17 @@
-"""Whether there is a result in a package that was not there before."""
+"""Whether there is a result in a package that was not there before.
 
+A script may have put anything in its place: a pipe that nobody writes to, a link to what has no
+end. Such a thing is no result, and is not waited for.
+"""
+
+import os
+import stat
 from pathlib import Path
 
 from ravnest.rundir import TRAINED_MARK
+
+_PLAIN = os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
+_MOST_BYTES = 64 << 20
 
 
 class Saves:
@@ -17,6 +26,8 @@ class Saves:
 
     def _content(self) -> bytes | None:
         try:
-            return self._mark.read_bytes()
+            with os.fdopen(os.open(self._mark, _PLAIN), "rb") as file:
+                is_plain = stat.S_ISREG(os.fstat(file.fileno()).st_mode)
+                return file.read(_MOST_BYTES) if is_plain else None
         except OSError:
             return None
