@@ -11,11 +11,12 @@ from ravnest.errors import RavnestError
 
 
 @contextlib.contextmanager
-def only_one(lock: Path, otherwise: RavnestError) -> Iterator[None]:
-    """Nobody else holds this lock meanwhile; if somebody does already, `otherwise` is raised."""
+def only_one(lock: Path, otherwise: RavnestError, *, wait_s: float = 0.0) -> Iterator[None]:
+    """Nobody else holds this lock meanwhile; if somebody does already, and does not give it back
+    within `wait_s`, `otherwise` is raised."""
     held = filelock.FileLock(lock)
     try:
-        held.acquire(timeout=0)
+        held.acquire(timeout=wait_s)
     except filelock.Timeout:
         raise otherwise from None
     try:

@@ -2,6 +2,7 @@
 
 import os
 import stat
+import threading
 
 import pytest
 from scripted import Scripted
@@ -10,8 +11,9 @@ from ravnest.api import DEFAULT_PORT
 from ravnest.api.tokens import Token
 from ravnest.client import known
 from ravnest.client.address import ServerAddress
-from ravnest.client.known import Access, find_access, open_client, remember
+from ravnest.client.known import Access, find_access, open_client, remember, write_private
 from ravnest.errors import ServerError, TokenError
+from ravnest.locks import only_one
 
 FIRST, SECOND, OPERATOR = (
     str(Token.make("requester", bytes([number]) * 16)) for number in (1, 1, 2)
@@ -89,19 +91,19 @@ def test_tokens_are_kept_from_other_users(tmp_path):
     assert stat.S_IMODE(folder.stat().st_mode) == 0o700
 
 
-def test_two_processes_may_remember_a_server_at_once(tmp_path, monkeypatch):
+def test_two_processes_may_write_a_file_at_once(tmp_path, monkeypatch):
     """One moved what the other had begun to write to its place, and the other found nothing."""
-    fsync, others = os.fsync, [ServerAddress("other", 2)]
+    fsync, others, path = os.fsync, [b"other"], tmp_path / "file"
 
     def meanwhile(descriptor):
         fsync(descriptor)
         if others:
-            remember(Access(others.pop(), SECOND), tmp_path)
+            write_private(path, others.pop())
 
     monkeypatch.setattr(known.os, "fsync", meanwhile)
-    remember(Access(ServerAddress("known", 1), FIRST), tmp_path)
-    assert find_access("known:1", environment={}, folder=tmp_path).token == FIRST
-    assert [path.name for path in tmp_path.iterdir()] == ["servers.json"]
+    write_private(path, b"one")
+    assert path.read_bytes() == b"one"
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
 
 
 def test_a_damaged_file_is_named(tmp_path):
@@ -132,3 +134,32 @@ def test_the_first_conversation_fetches_the_authority_and_the_next_one_has_it(tm
 def test_without_a_token_a_server_cannot_be_recognised():
     with pytest.raises(TokenError, match=r"--token"):
         open_client(Access(ServerAddress("host", 1)))
+
+
+def test_two_commands_at_once_lose_nothing(tmp_path, monkeypatch):
+    """One read, the other one wrote, and the first wrote what it had read."""
+    read, others = known.read_known, []
+
+    def while_another_one_runs(folder):
+        found = read(folder)
+        if not others:
+            others.append(threading.Thread(target=remember, args=(second, tmp_path)))
+            others[0].start()
+            # It is done at once, or waits until the first one is.
+            others[0].join(0.3)
+        return found
+
+    first, second = (Access(ServerAddress(host, 1), FIRST) for host in ("first", "second"))
+    monkeypatch.setattr(known, "read_known", while_another_one_runs)
+    remember(first, tmp_path)
+    others[0].join(30)
+    assert set(read(tmp_path).servers) == {"https://first:1", "https://second:1"}
+
+
+def test_a_command_that_hangs_does_not_hold_up_others_for_ever(tmp_path, monkeypatch):
+    monkeypatch.setattr(known, "_LOCKED_S", 0.0)
+    with (
+        only_one(tmp_path / "servers.lock", otherwise=ServerError("unused")),
+        pytest.raises(ServerError, match=r"another command of Ravnest has held .*servers.lock"),
+    ):
+        remember(Access(ServerAddress("known", 1), FIRST), tmp_path)

@@ -2,6 +2,7 @@
 used last on this machine, else the server that runs here.
 
     ~/.ravnest/servers.json    servers that this user has used, with token and authority (0600)
+               servers.lock    held by whoever changes it
     ~/.ravnest/server/         a server's own folder, if one runs here (see `server`)
     ~/.ravnest/provider/       which servers this machine has joined (see `agent`)
 """
@@ -22,9 +23,12 @@ from ravnest.client.address import ServerAddress
 from ravnest.client.http import HttpClient
 from ravnest.client.trust import fetch_authority
 from ravnest.errors import ServerError, TokenError
+from ravnest.locks import only_one
 
 SERVER_VARIABLE, TOKEN_VARIABLE = "RAVNEST_SERVER", "RAVNEST_TOKEN"
 OPERATOR_TOKEN = "operator.token"
+_LOCKED_S = 10.0
+"""It takes a moment."""
 ADDRESS_FILE = "address"
 """In the folder of a server: where it can be reached, one address in a line; the first from this
 machine, the others from elsewhere too."""
@@ -124,11 +128,16 @@ def read_known(folder: Path) -> KnownServers:
 
 def remember(access: Access, folder: Path) -> None:
     """The next call of `find_access` there finds this server."""
-    known = read_known(folder)
-    known.servers[str(access.address)] = KnownServer(
-        token=access.token or "", authority=access.authority or "", used_at=time.time()
-    )
-    write_private(folder / "servers.json", msgspec.json.format(msgspec.json.encode(known)))
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    lock = folder / "servers.lock"
+    held = ServerError(f"another command of Ravnest has held {lock} for {_LOCKED_S:.0f} s")
+    # From reading to writing: what another command adds meanwhile would be lost.
+    with only_one(lock, otherwise=held, wait_s=_LOCKED_S):
+        known = read_known(folder)
+        known.servers[str(access.address)] = KnownServer(
+            token=access.token or "", authority=access.authority or "", used_at=time.time()
+        )
+        write_private(folder / "servers.json", msgspec.json.format(msgspec.json.encode(known)))
 
 
 def write_private(path: Path, content: bytes) -> None:
