@@ -13,7 +13,7 @@ import uvicorn
 from servers import running_server
 from uvicorn.server import ServerState
 
-from ravnest.server import strangers
+from ravnest.server import strangers, taking
 from ravnest.server.sockets import Sockets
 
 WAIT_S = 30
@@ -230,7 +230,7 @@ BEGIN = {"type": "http.response.start", "status": 200, "headers": []}
 
 
 def test_a_connection_whose_answers_are_not_read_is_closed(monkeypatch):
-    monkeypatch.setattr(strangers, "UNTAKEN_S", 0.3)
+    monkeypatch.setattr(taking, "UNTAKEN_S", 0.3)
 
     async def story():
         over = asyncio.Event()
@@ -252,6 +252,62 @@ def test_a_connection_whose_answers_are_not_read_is_closed(monkeypatch):
                 await over.wait()
 
     asyncio.run(story())
+
+
+class OneWhoTakes:
+    """A connection on which so many bytes have arrived at the other side, of more."""
+
+    def __init__(self):
+        self.has_taken = 0
+        self.aborted = False
+
+    def get_extra_info(self, name):
+        return name
+
+    def abort(self):
+        self.aborted = True
+
+
+def test_whoever_takes_a_little_is_waited_for():
+    async def story():
+        other = OneWhoTakes()
+        watch = taking.Taking(other, lambda connection: other.has_taken)
+        for _ in range(1000):
+            watch.look()
+            other.has_taken += 1
+        assert not other.aborted
+        watch.look()
+        other.has_taken = None  # all of it
+        watch.look()
+        watch.look()
+        assert not other.aborted
+        other.has_taken = 1001
+        watch.look()
+        assert not other.aborted
+        watch.look()
+        assert other.aborted
+        watch.stop()
+
+    asyncio.run(story())
+
+
+def test_the_system_tells_what_has_been_taken():
+    with (
+        socket.create_server(("127.0.0.1", 0)) as listener,
+        socket.create_connection(listener.getsockname(), WAIT_S) as reader,
+    ):
+        writer, _ = listener.accept()
+        with writer:
+            assert taking.taken(writer) is None
+            writer.setblocking(False)
+            with contextlib.suppress(BlockingIOError):
+                while writer.send(b"x" * 65536):
+                    pass
+            before = taking.taken(writer)
+            assert before is not None
+            while taking.taken(writer) == before:
+                assert reader.recv(65536)
+        assert taking.taken(writer) is None
 
 
 def test_requests_that_come_before_an_answer_are_few(monkeypatch):

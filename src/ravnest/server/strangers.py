@@ -7,8 +7,6 @@ of the server; one address has few of those. This knows sockets and time, not wh
 import asyncio
 import contextlib
 import functools
-import socket
-import sys
 from collections import Counter
 from collections.abc import Iterator
 from typing import Any, ClassVar
@@ -16,13 +14,12 @@ from typing import Any, ClassVar
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from ravnest.server.sockets import Sockets
+from ravnest.server.taking import Taking
 
 SILENCE_S = 15.0
 """From a connection, or the first byte of a request, to the end of the request's headers."""
 MOST_SILENT = 1000
 """Connections of one address that have not asked for anything yet."""
-UNTAKEN_S = 60.0
-"""How long something may be on its way to somebody who takes nothing of it."""
 MOST_WAITING = 8
 """Requests that have come on a connection while an earlier one is answered."""
 MOST_HEADER_BYTES = 64 << 10
@@ -45,6 +42,7 @@ class Watched(HttpToolsProtocol):
         super().__init__(*arguments, **named)
         self._patience: asyncio.TimerHandle | None = None
         self._silent_from: str | None = None
+        self._taking: Taking | None = None
         self._answered: RequestResponseCycle | None = None
         """The request that is answered now, or was last; `cycle` is the one that came last."""
         self._around_body = 0
@@ -52,7 +50,7 @@ class Watched(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        _expect_to_be_heard(transport)
+        self._taking = Taking(transport)
         self._silent_from = self.client[0] if self.client else ""
         self.silent[self._silent_from] += 1
         if self.silent[self._silent_from] > MOST_SILENT:
@@ -61,7 +59,7 @@ class Watched(HttpToolsProtocol):
             self._wait()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._heard()
+        self._gone()
         if self._answered is not None and self._is_answering:
             # super() tells only the request that came last; this one would be answered for ever.
             self._answered.disconnected = True
@@ -100,11 +98,15 @@ class Watched(HttpToolsProtocol):
     def handle_websocket_upgrade(self) -> None:
         super().handle_websocket_upgrade()
         sockets = self.transport.get_protocol()
-        if self.transport.is_closing() and isinstance(sockets, Sockets):
-            # It was none, and has been told so. Whoever does not go now is as good as silent.
-            sockets.when_lost = self._heard
-        else:
+        assert isinstance(sockets, Sockets)
+        sockets.when_lost = self._gone
+        if not self.transport.is_closing():
             self._heard()
+        # Else it was none, and has been told so. Whoever does not go now is as good as silent.
+
+    def send_400_response(self, msg: str) -> None:
+        if not self.transport.is_closing():
+            super().send_400_response(msg)
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
         self._answered = cycle
@@ -134,6 +136,11 @@ class Watched(HttpToolsProtocol):
                 del self.silent[self._silent_from]
             self._silent_from = None
 
+    def _gone(self) -> None:
+        self._heard()
+        if self._taking is not None:
+            self._taking.stop()
+
     def _lose_patience(self) -> None:
         if self._is_answering:
             self._wait()  # a request is being answered, and half of the next has come already
@@ -143,20 +150,6 @@ class Watched(HttpToolsProtocol):
 
 def _is_about_body(name: bytes, value: bytes) -> bool:
     return name == b"transfer-encoding" or (name == b"content-length" and value != b"0")
-
-
-def _expect_to_be_heard(transport: asyncio.Transport) -> None:
-    """The system ends a connection whose other side takes nothing for so long.
-
-    It alone knows what has arrived, also of what was written before a connection was closed; a slow
-    reader is one that takes a little now and then, and is waited for. Where the system cannot do
-    this, it has limits of its own.
-    """
-    connection = transport.get_extra_info("socket")
-    if sys.platform == "linux" and connection is not None:
-        limit = int(UNTAKEN_S * 1000)
-        with contextlib.suppress(OSError):  # lost already
-            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, limit)
 
 
 @contextlib.contextmanager
