@@ -216,6 +216,36 @@ def test_a_script_in_a_sandbox_reaches_nothing_of_its_worker(tmp_path):
     assert end.reason == "the script ended with code 1: reached []"
 
 
+WRITES_ON = """
+import os, signal
+
+open("package/trained.json", "w").write("{}")
+if os.fork() == 0:
+    os.setsid()
+    os.closerange(0, 64)
+    signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+    os.write(os.open("until", os.O_WRONLY), b"w")
+    while True:
+        with open("package/trained.json", "w") as file:
+            file.write("{}")
+"""
+
+
+@pytest.mark.needs("bwrap")
+def test_nobody_of_a_sandbox_writes_to_results_when_its_worker_has_ended(tmp_path):
+    """From then on the agent looks at them."""
+    run = script_run(tmp_path, WRITES_ON)
+    folder = next(iter(run.folders.values()))
+    for each in run.folders.values():
+        os.mkfifo(each / "until")
+    line = os.open(folder / "until", os.O_RDONLY | os.O_NONBLOCK)
+    with started(run, within_sandbox) as processes, os.fdopen(line, "rb", buffering=0) as until:
+        end = next(iter(processes.values())).end()
+        assert (end.outcome, end.saved) == ("done", True)
+        assert until.read(1) == b"w"
+        assert until.read(1) == b"", "somebody has it open"
+
+
 def test_a_script_that_fails_says_its_last_line(tmp_path):
     run = script_run(tmp_path, "raise RuntimeError('nothing works')")
     with started(run) as processes:
