@@ -339,10 +339,13 @@ def test_requests_that_come_before_an_answer_are_few(monkeypatch):
 
 
 def test_a_connection_with_too_many_requests_ends_without_a_failure(tmp_path, caplog):
-    with running_server(tmp_path) as server, connected(server, tls=True) as connection:
-        with contextlib.suppress(OSError):
-            connection.sendall(ASKED.replace(b"/", b"/healthz", 1) * 1000)
-            read_all(connection)
+    with (
+        running_server(tmp_path) as server,
+        connected(server, tls=True) as connection,
+        contextlib.suppress(OSError),
+    ):
+        connection.sendall(ASKED.replace(b"/", b"/healthz", 1) * 1000)
+        read_all(connection)
     assert not [record for record in caplog.records if record.exc_info]
 
 
