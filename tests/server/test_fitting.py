@@ -12,6 +12,7 @@ from ravnest.errors import JobError, NodeError
 from ravnest.planning.handover import take_model, write_model
 from ravnest.planning.study import study
 from ravnest.provider.compression import Compression
+from ravnest.server.planjob import fitting
 from ravnest.server.planjob.fitting import check_inputs, check_losses
 from ravnest.server.planjob.outcome import PlanOrder
 from ravnest.server.planjob.tasks import check
@@ -106,10 +107,20 @@ def test_outputs_are_found_by_their_path(tmp_path):
     spec = make_job(tmp_path / "job")[0]
     data = write_data({"x": x, "y": y}, tmp_path / "d", split="train").spec
     right = with_loss(spec, output=("scores",))
-    check_losses(right.recipe, data, graph, BATCH)
+    check_losses(right.recipe, [data], graph, BATCH)
     wrong = with_loss(spec, output=("scores",), params={"weight": [1.0] * 4})
     with pytest.raises(JobError, match="4 weights for 3 classes"):
-        check_losses(wrong.recipe, data, graph, BATCH)
+        check_losses(wrong.recipe, [data], graph, BATCH)
+
+
+def test_a_model_is_run_once_however_many_datasets_there_are(tmp_path, monkeypatch):
+    """A graph may have very many operators."""
+    spec, runs = make_job(tmp_path / "job")[0], []
+    assert spec.validation is not None
+    outputs = fitting._outputs
+    monkeypatch.setattr(fitting, "_outputs", lambda *given: runs.append(given) or outputs(*given))
+    check(PlanOrder(task="check", spec=spec, model=str(tmp_path / "job" / "model")), tmp_path)
+    assert len(runs) == 1
 
 
 @pytest.mark.parametrize("name", ["int9", "topk"])

@@ -3,7 +3,7 @@
 Found out without a single number: the model runs on tensors that have only a shape and a type.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -50,12 +50,19 @@ def _check_input(argument: Argument, wire: Wire, column: FieldSpec) -> None:
         )
 
 
-def check_losses(recipe: Recipe, data: DataSpec, graph: StageGraph, rows: int) -> None:
-    """`JobError` if a loss cannot compare what the model makes with its target."""
+def check_losses(
+    recipe: Recipe, datasets: Sequence[DataSpec], graph: StageGraph, rows: int
+) -> None:
+    """`JobError` if a loss cannot compare what the model makes with its target in one of these."""
     rows = graph.static_batch or rows
     outputs = _outputs(graph, rows)
     if outputs is None:
         return
+    for data in datasets:
+        _check_losses(recipe, data, outputs, rows)
+
+
+def _check_losses(recipe: Recipe, data: DataSpec, outputs: Any, rows: int) -> None:
     for number, loss in enumerate(recipe.losses):
         where = f"losses[{number}]"
         target = prepared(loss.target, data, f"{where}.target")

@@ -36,10 +36,10 @@ def check(order: PlanOrder, folder: Path) -> PlanOutcome:
     assert spec is not None
     taken = take_model(Path(order.model))
     if spec.recipe is not None:
-        for data in (spec.train, spec.validation):
-            if data is not None:
-                check_inputs(spec.recipe, data, taken.graph)
-                check_losses(spec.recipe, data, taken.graph, spec.training.batch_size)
+        datasets = [data for data in (spec.train, spec.validation) if data is not None]
+        for data in datasets:
+            check_inputs(spec.recipe, data, taken.graph)
+        check_losses(spec.recipe, datasets, taken.graph, spec.training.batch_size)
     fixed = taken.graph.static_batch
     if fixed is not None and fixed != spec.training.batch_size:
         raise JobError(
