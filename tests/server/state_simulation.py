@@ -258,13 +258,13 @@ class Simulation:
             EnrolledNow(provider=number, name=f"p{number}", digest="d", facts=FACTS, caps=Caps())
         )
 
-    def submit(self, asked: bool, max_providers: int | None) -> None:
+    def submit(self, asked: bool, max_providers: int | None, owner: str = "o") -> None:
         id = f"j{len(self.submitted)}"
         job = Job(
             id=id,
             name=id,
             owner="t",
-            owner_name="o",
+            owner_name=owner,
             submitted_at=self.now,
             epochs=2,
             asked=asked,

@@ -676,6 +676,18 @@ def test_a_plan_whose_process_died_is_made_again_after_a_while():
     assert (job.state, job.plan_crashes, job.lost_runs) == ("preparing", 0, 0)
 
 
+def test_owners_are_planned_for_one_after_the_other():
+    sim = pool_of(2)
+    for owner in "mmmap":
+        sim.submit(True, None, owner)
+    sim.wait(15)
+    order = []
+    while sim.plans:
+        order.append(sim.world.jobs[sim.plans[0].job].owner_name)
+        sim.plan_one("unfit")
+    assert order == ["m", "a", "p", "m", "m"]
+
+
 def test_a_plan_whose_process_always_dies_fails_the_job_until_it_is_resumed():
     sim = pool_of(2)
     sim.submit(True, None)

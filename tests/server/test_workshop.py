@@ -219,6 +219,34 @@ def test_a_process_that_takes_too_long_is_ended(made, tmp_path):
     assert not outcome.unfit
 
 
+def test_a_check_that_takes_too_long_has_a_limit_of_its_own(made, tmp_path):
+    outcome = do(tmp_path, order(made, task="check"), check_seconds=0.05)
+    assert "longer than 0.05 seconds, which is the limit (ravnest server --check" in outcome.error
+
+
+def test_owners_have_their_turns_one_after_the_other(made, tmp_path, monkeypatch):
+    async def story():
+        workshop, begun, go = Workshop(WorkLimits(threads=1)), asyncio.Queue(), asyncio.Event()
+
+        async def run(folder, task):
+            begun.put_nowait(folder.name)
+            await go.wait()
+
+        monkeypatch.setattr(workshop, "_run", run)
+        told = asyncio.Queue()
+        for name in ("m1", "m2", "m3", "a1"):
+            task = order(made, task="fuse", owner=name[0])
+            workshop.start(name, tmp_path / name, task, told.put)
+        async with asyncio.timeout(30):
+            first = await begun.get()
+            go.set()
+            found = [first, *[await begun.get() for _ in range(3)]]
+        await workshop.close()
+        return found
+
+    assert asyncio.run(story()) == ["m1", "a1", "m2", "m3"]
+
+
 def test_a_process_that_needs_too_much_memory_is_ended(made, tmp_path):
     outcome = do(tmp_path, order(made, pool=pool(50)), memory_bytes=20_000_000)
     assert outcome.error  # that of Python or, if it came so far, ours

@@ -108,7 +108,8 @@ def _seconds(name: str, default: float, says: str, *, least: float = 1) -> Calla
 @_seconds(
     "--settle", 2.0, "How long the pool must stay the same before it is planned with.", least=0
 )
-@_seconds("--plan-seconds", 3600.0, "Longest time for checking, planning or fusing.")
+@_seconds("--check-seconds", 300.0, "Longest time for checking a job that is being submitted.")
+@_seconds("--plan-seconds", 3600.0, "Longest time for planning or fusing.")
 @click.option(
     "--plan-memory",
     type=Size(),
@@ -133,6 +134,7 @@ def command(
     away: float,
     standstill: float,
     settle: float,
+    check_seconds: float,
     plan_seconds: float,
     plan_memory: int | None,
     print_json: bool,
@@ -160,6 +162,7 @@ def command(
         settings=Settings(away_s=away, settle_s=settle, standstill_s=standstill),
         work=WorkLimits(
             seconds=plan_seconds,
+            check_seconds=check_seconds,
             memory_bytes=half_of_memory() if plan_memory is None else plan_memory,
         ),
     )

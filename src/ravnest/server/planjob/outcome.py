@@ -29,6 +29,8 @@ class PlanOrder(msgspec.Struct, frozen=True, kw_only=True):
 
     task: Task
     spec: JobSpec | None = None
+    owner: str = ""
+    """Whose job it is: everybody gets a turn."""
     job: str = ""
     model: str = ""
     """Folder of the model as it was handed in."""

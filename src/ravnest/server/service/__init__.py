@@ -16,4 +16,5 @@ runfiles.py     what providers get and bring back
 keeping.py      which files stay; forgetting.py: what does not, looked at every hour
 intake.py       jobs on their way in; specs.py: as they are stored
 errands.py      carries out what was decided; work.py: the processes that plan and fuse
+turns.py        everybody gets a turn, however much others want
 """

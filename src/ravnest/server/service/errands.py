@@ -202,8 +202,10 @@ class Errands:
     def _fuse(self, order: Fuse) -> None:
         run = self._folders.run(order.job, order.run)
         folder = run / "fusing"
+        job = self._core.world.jobs.get(order.job)
         task = PlanOrder(
             task="fuse",
+            owner=job.owner_name if job is not None else "",
             job=order.job,
             run=order.run,
             cluster=order.cluster,

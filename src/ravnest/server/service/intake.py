@@ -92,7 +92,7 @@ class Intake:
             with self._keeping.pinned(hashes):
                 await self._keeping.look(lambda: self._look_for_files(spec))
                 await self._files.off_loop(self._place_model, spec, folder)
-                await self._check_model(spec, folder)
+                await self._check_model(spec, folder, caller.name)
                 # Whatever may have happened to the disk in the meantime.
                 await self._files.off_loop(self._look_for_files, spec)
                 assert caller.token is not None
@@ -137,9 +137,9 @@ class Intake:
             except OSError:  # another file system, or one without links
                 shutil.copyfile(source, target)
 
-    async def _check_model(self, spec: JobSpec, folder: Path) -> None:
+    async def _check_model(self, spec: JobSpec, folder: Path, owner: str) -> None:
         """In a process of its own: nobody knows what is in it."""
-        order = PlanOrder(task="check", spec=spec, model=str(folder / "model"))
+        order = PlanOrder(task="check", owner=owner, spec=spec, model=str(folder / "model"))
         check = folder / "check"
         outcome = await self._workshop.do(check, order)
         # It holds the whole job once more.

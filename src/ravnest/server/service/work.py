@@ -1,4 +1,5 @@
-"""Starts the processes that check, plan and fuse; one at a time of each kind, with limits.
+"""Starts the processes that check, plan and fuse; one at a time of each kind, owner by owner, with
+limits.
 
 Their folder says what is to be done and how it ended. They die with the server, and with whatever
 made them unnecessary.
@@ -25,6 +26,7 @@ from ravnest.server.room import (
     leave_room,
     tells_of_lack_of_room,
 )
+from ravnest.server.service.turns import Turns
 
 logger = logging.getLogger("ravnest.server")
 
@@ -39,6 +41,8 @@ _MEMORY_LIMITS = (
 @dataclass(frozen=True)
 class WorkLimits:
     seconds: float = 3600.0
+    check_seconds: float = 300.0
+    """For a check: somebody waits for the answer, and others to hand in theirs."""
     memory_bytes: int = 0
     """Of each process; 0 is no limit."""
     threads: int = 0
@@ -50,7 +54,7 @@ class WorkLimits:
 class Workshop:
     def __init__(self, limits: WorkLimits) -> None:
         self._limits = limits
-        self._turn = {"check": asyncio.Lock(), "plan": asyncio.Lock(), "fuse": asyncio.Lock()}
+        self._turns = {"check": Turns(), "plan": Turns(), "fuse": Turns()}
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._ending: set[asyncio.Task[None]] = set()
 
@@ -95,7 +99,7 @@ class Workshop:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     async def do(self, folder: Path, order: PlanOrder) -> PlanOutcome:
-        async with self._turn[order.task]:
+        async with self._turns[order.task].of(order.owner):
             loop, spare = asyncio.get_running_loop(), self._limits.spare_bytes
             try:
                 await _to_its_end(loop.run_in_executor(None, _prepare, folder, order, spare))
@@ -107,6 +111,9 @@ class Workshop:
     async def _run(self, folder: Path, task: str) -> PlanOutcome | None:
         """Nothing, or how the process failed, in its own last words."""
         limits = self._limits
+        seconds, option = limits.seconds, "--plan-seconds"
+        if task == "check":
+            seconds, option = limits.check_seconds, "--check-seconds"
         with lifeline.hold() as line:
             environment = {
                 **os.environ,
@@ -129,13 +136,13 @@ class Workshop:
                 pass_fds=() if line is None else (line,),
             )
             try:
-                async with asyncio.timeout(limits.seconds):
+                async with asyncio.timeout(seconds):
                     words = await _last_words(process)
                     code = await process.wait()
             except TimeoutError:  # as it would again
                 return PlanOutcome(
-                    error=f"it took longer than {limits.seconds:g} seconds, which is the limit "
-                    "(ravnest server --plan-seconds)"
+                    error=f"it took longer than {seconds:g} seconds, which is the limit "
+                    f"(ravnest server {option})"
                 )
             finally:
                 await _end(process)

@@ -34,7 +34,7 @@ def consider(world: World, now: float) -> None:
     settled_at = _settled_at(world, now)
     if now >= settled_at:
         world.held_since = None
-    for job in sorted(waiting, key=lambda job: (job.submitted_at, job.id)):
+    for job in sorted(waiting, key=lambda job: _turn(world, job)):
         declining.ask_those_again(world, job, now)
         if world.judged.get(job.id) == world.pool_version:
             continue
@@ -55,6 +55,12 @@ def consider(world: World, now: float) -> None:
         world.held_since = None
         if not _plan(world, job):
             world.judged[job.id] = world.pool_version
+
+
+def _turn(world: World, job: Job) -> tuple[int, float, str]:
+    """Owners whose last plan is longest ago come first: many jobs, or slow ones, of somebody else
+    keep nobody waiting for longer than one of them."""
+    return world.planned_for.get(job.owner_name, 0), job.submitted_at, job.id
 
 
 def _settled_at(world: World, now: float) -> float:
@@ -81,6 +87,7 @@ def _plan(world: World, job: Job) -> bool:
     world.judged[job.id] = world.pool_version
     world.planning = job.id
     world.attempt += 1
+    world.planned_for[job.owner_name] = world.attempt
     world.move(job, "planning", f"with {counted(len(found), 'provider')}")
     world.save_job(job)
     world.order(

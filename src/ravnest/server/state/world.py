@@ -131,6 +131,8 @@ class World:
     planning: str | None = None
     """The job that is being planned; one at a time, for each takes what the one before leaves."""
     attempt: int = 0
+    planned_for: dict[str, int] = field(default_factory=dict)
+    """Name of an owner → the last attempt that was for one of its jobs."""
     retry_at: dict[str, float] = field(default_factory=dict)
     """Job id → when what has crashed for it is tried again."""
     roomless: set[str] = field(default_factory=set)
