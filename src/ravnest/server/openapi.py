@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, get_args
 
 import msgspec
 
@@ -13,7 +13,8 @@ _PARAMETER = re.compile(r"\{(\w+)(?::\w+)?\}")
 
 
 def describe(endpoints: Sequence[Endpoint], version: str) -> bytes:
-    kinds = [kind for one in endpoints for kind in (one.body, one.answer) if kind is not None]
+    found = [kind for one in endpoints for kind in (one.body, _answer(one)[0])]
+    kinds = [kind for kind in found if kind is not None]
     kinds.append(Problem)
     schemas, components = msgspec.json.schema_components(
         kinds, ref_template="#/components/schemas/{name}"
@@ -41,16 +42,29 @@ def describe(endpoints: Sequence[Endpoint], version: str) -> bytes:
     return msgspec.json.encode(document)
 
 
+def _answer(one: Endpoint) -> tuple[Any, bool]:
+    """What is answered, and whether that may also be nothing."""
+    parts = get_args(one.answer)
+    if type(None) not in parts:
+        return one.answer, one.answer is None
+    (answer,) = (part for part in parts if part is not type(None))
+    return answer, True
+
+
 def _operation(one: Endpoint, schema_of: dict[str, Any]) -> dict[str, Any]:
+    answer, may_be_empty = _answer(one)
     success: dict[str, Any] = {"description": one.summary}
-    if one.answer is not None or one.media != "application/json":
-        schema = schema_of[str(one.answer)] if one.answer is not None else {}
+    if answer is not None or one.media != "application/json":
+        schema = schema_of[str(answer)] if answer is not None else {}
         success["content"] = {one.media: {"schema": schema}}
+    responses = {"200" if "content" in success or one.method == "HEAD" else "204": success}
+    if answer is not None and may_be_empty:
+        responses["204"] = {"description": "Done, and there is nothing to show any more"}
     problem = {"application/json": {"schema": schema_of[str(Problem)]}}
     operation: dict[str, Any] = {
         "summary": one.summary,
         "responses": {
-            "200" if "content" in success or one.method == "HEAD" else "204": success,
+            **responses,
             "default": {"description": "Refused, and why", "content": problem},
         },
         "security": [] if one.right is None else [{"bearer": []}],

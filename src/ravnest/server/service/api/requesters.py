@@ -162,7 +162,7 @@ def endpoints(service: Service) -> list[Endpoint]:
             here.steer,
             "Steer a job: one's own, or everybody's for an operator",
             body=JobAction,
-            answer=JobView,
+            answer=JobView | None,
         ),
         Endpoint(
             "GET",

@@ -1,6 +1,7 @@
 """Everything that can be seen: at once, as a stream, and in detail."""
 
 from collections.abc import Callable
+from typing import Any
 
 import msgspec
 from starlette.responses import Response, StreamingResponse
@@ -135,6 +136,6 @@ def endpoints(service: Service, document: Callable[[], bytes]) -> list[Endpoint]
         look(f"{api}/events", here.events, "What happened", answer=list[EventView], query=page),
         look("/metrics", here.metrics, "Figures for Prometheus", media=text),
         look(f"{api}/metrics", here.metrics, "Figures for Prometheus", media=text),
-        look("/openapi.json", openapi, "This document"),
-        look(f"{api}/openapi.json", openapi, "This document"),
+        look("/openapi.json", openapi, "This document", answer=dict[str, Any]),
+        look(f"{api}/openapi.json", openapi, "This document", answer=dict[str, Any]),
     ]
