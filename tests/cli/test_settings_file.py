@@ -27,6 +27,7 @@ token-hours = 1.5
 away = 60
 settle = 0.5
 standstill = 45
+check-seconds = 20
 plan_seconds = 90
 plan-memory = "4G"
 print-json = true
@@ -71,6 +72,7 @@ def test_every_option_of_a_server_can_be_in_its_file(served, written, tmp_path):
     assert (options.settings.away_s, options.settings.settle_s) == (60.0, 0.5)
     assert options.settings.standstill_s == 45.0
     assert (options.work.seconds, options.work.memory_bytes) == (90.0, 4_000_000_000)
+    assert options.work.check_seconds == 20.0
     assert served.store == "postgresql://ravnest@localhost/ravnest"
     assert served.token_hours == 1.5
 
@@ -98,7 +100,7 @@ def test_the_file_itself_may_be_named_by_the_environment(served, written, monkey
     [
         ("prot = 8470", "sets 'prot', which is no option; did you mean port?"),
         ("max_uplaod = 1", "did you mean max-upload?"),
-        ("zzz = 1", "there are away, dashboard, data,"),
+        ("zzz = 1", "there are away, check-seconds, dashboard, data,"),
         ('config = "x.toml"', "sets 'config', which is no option"),
         ("[server]\nport = 1", "sets 'server', which is no option"),
         ("port = [1, 2]", "port is a list; it takes one value only"),
