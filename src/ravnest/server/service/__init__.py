@@ -3,7 +3,7 @@
 service.py      all of these, put together, started and ended; reading.py: what it begins with
 core.py         events in, persisted, then carried out: the one place that changes the state
 gate.py         who calls, and how often they may; problems.py: how they are told no
-limits.py       how often and how much: buckets of tokens
+limits.py       how often and how much: buckets of tokens; saying.py: lines of the log, so many
 calls.py        one request: who, what, with which limits; app.py: the table of all of them
 api/            what is answered, by who asks; static.py: the pages of the dashboard
 connections.py  agents that are connected; control.py: what they say
