@@ -336,15 +336,80 @@ def test_plain_tcp_finds_neighbours_by_name_even_at_the_end(name, monkeypatch):
     asyncio.run(main())
 
 
-def test_a_silent_tcp_neighbour_is_noticed():
+def test_a_neighbour_of_which_nothing_is_heard_is_called_anew(run, caplog):
+    caplog.set_level(logging.INFO, logger="ravnest.wire")
+
+    async def scenario(world):
+        a, b = world.party("a"), world.party("b")
+        a.endpoint._patience = replace(QUICK, life_s=0.05, silence_s=0.2)
+        b.endpoint._patience = replace(QUICK, life_s=1000)
+        await b.endpoint.listen(b.address)
+        a.link, b.link = await a.endpoint.dial(b.peer), await b.endpoint.expect(a.peer)
+        await a.next(Up)
+        await b.next(Up)
+        while not a.link.traffic.breaks:
+            await asyncio.sleep(0.01)
+        a.link.send(numbered(5))
+        assert (await b.next()).message.number == 5
+
+    run(scenario)
+    assert "broke (nothing was heard for" in caplog.text
+
+
+def test_neighbours_that_have_nothing_to_say_give_signs_of_life(run):
+    async def scenario(world):
+        a, b = world.party("a"), world.party("b")
+        for party in (a, b):
+            party.endpoint._patience = replace(QUICK, life_s=0.05, silence_s=1.0)
+        await b.endpoint.listen(b.address)
+        a.link, b.link = await a.endpoint.dial(b.peer), await b.endpoint.expect(a.peer)
+        await a.next(Up)
+        await b.next(Up)
+        sign = len(ack_chunk(Ack(0, 0)))
+        while min(one.link.traffic.received_bytes for one in (a, b)) < 40 * sign:
+            await asyncio.sleep(0.01)  # longer than either would wait for a silent one
+        assert a.link.traffic.breaks == b.link.traffic.breaks == 0
+        assert a.events.empty()
+        assert b.events.empty()
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("both_ways", [True, False])
+def test_a_thin_line_full_of_large_messages_does_not_break(both_ways):
+    """An answer to a ping comes only when all that lies before it has gone through."""
+
+    async def pump(reader, writer):
+        with contextlib.suppress(OSError):
+            while data := await reader.read(4096):
+                writer.write(data)
+                await writer.drain()
+                await asyncio.sleep(len(data) / 400_000)
+        writer.close()
+
     async def main():
-        server = await asyncio.start_server(lambda *_: asyncio.sleep(60), "127.0.0.1", 0)
-        port = server.sockets[0].getsockname()[1]
-        network = TcpNetwork(life_s=0.05, silence_s=0.2)
-        stream = await network.dial(f"127.0.0.1:{port}")
-        with pytest.raises(StreamError, match="nothing was heard"):
-            await asyncio.wait_for(stream.read(), 20)
-        server.close()
+        a, b = Party(GrpcNetwork(), "a"), Party(GrpcNetwork(), "b")
+        await b.endpoint.listen(b.address)
+        host, port = b.address.split(":")
+
+        async def forward(reader, writer):
+            far_reader, far_writer = await asyncio.open_connection(host, int(port))
+            await asyncio.gather(pump(reader, far_writer), pump(far_reader, writer))
+
+        async with await asyncio.start_server(forward, "127.0.0.1", 0) as line:
+            port_of_line = line.sockets[0].getsockname()[1]
+            a.link = await a.endpoint.dial(Peer("b", f"127.0.0.1:{port_of_line}"))
+            b.link = await b.endpoint.expect(a.peer)
+            await a.next(Up)
+            await b.next(Up)
+            for sender in (a, b) if both_ways else (a,):
+                sender.link.send(numbered(1, torch.zeros(700_000)))
+            for receiver in (a, b) if both_ways else (b,):
+                event = await asyncio.wait_for(receiver.events.get(), 60)
+                assert isinstance(event, Arrived)
+            assert a.link.traffic.breaks == b.link.traffic.breaks == 0
+            for party in (a, b):
+                await party.endpoint.close(0.2)
 
     asyncio.run(main())
 

@@ -19,7 +19,7 @@ from ravnest.wire.framing import Assembler, Frame, Limits, ack_chunk, chunks
 from ravnest.wire.messages import Hello, Refused
 from ravnest.wire.pace import Pace
 from ravnest.wire.session import Session, Window
-from ravnest.wire.streams import ChunkStream
+from ravnest.wire.streams import ChunkStream, StreamError
 
 
 @dataclass
@@ -59,7 +59,8 @@ class Flow:
         self._used = 0  # counted by the consumer's thread
         self._used_known = 0
         self._work = asyncio.Event()
-        self._ack_now = False
+        self._heard = self._said = self._loop.time()
+        self._ack_now = self._sign_now = False
         self._ack_timer: asyncio.TimerHandle | None = None
         self._flushed = False
         self._dropped = False
@@ -123,6 +124,7 @@ class Flow:
         assembler = Assembler(self._limits)
         while (chunk := await stream.read(assembler.room)) is not None:
             self.traffic.received_bytes += len(chunk)
+            self._heard = self._loop.time()
             ack, frame = assembler.feed(chunk)
             if ack is not None:
                 self.session.acknowledged(ack)
@@ -170,21 +172,44 @@ class Flow:
                 for parts in chunks(frame, self.session.ack(), stream.chunk_bytes):
                     self.traffic.sent_bytes += sum(map(len, parts))
                     await stream.write(parts)
+                    self._said = self._loop.time()
                     parts = []
                 frame = None  # not to be kept until the next one goes
                 self._ack_now = False
             elif self._ack_now:
                 self._ack_now = False
-                if self.session.ack_is_due:
+                if self.session.ack_is_due or self._sign_now:
                     chunk = ack_chunk(self.session.ack())
                     self.traffic.sent_bytes += len(chunk)
                     await stream.write((chunk,))
+                    self._said = self._loop.time()
+                self._sign_now = False
             elif self._flushed:
                 await stream.close()
                 return
             else:
                 self._work.clear()
                 await self._work.wait()
+
+    async def watch(self, life_s: float, silence_s: float) -> None:
+        """Give signs of life while there is nothing else to say; until none comes from the peer.
+
+        Each direction speaks for itself, so no sign waits for an answer behind what fills a thin
+        line, as that to a ping would.
+        """
+        self._heard = self._said = self._loop.time()
+        in_doubt = False
+        while True:
+            await asyncio.sleep(life_s)
+            now = self._loop.time()
+            silent = now - self._heard > silence_s
+            if silent and in_doubt:
+                raise StreamError(f"nothing was heard for {now - self._heard:.0f} s")
+            # After a pause of our own something may lie there unread: look once more, later.
+            in_doubt = silent
+            if now - self._said >= life_s:
+                self._sign_now = True
+                self._tell_soon()
 
     async def _ready(self, wait: Callable[[], None]) -> None:
         try:

@@ -1,13 +1,13 @@
 """Streams over gRPC: one bidirectional call per stream, chunks as raw bytes.
 
-gRPC supplies connections, encryption, keepalive and flow control. It never sees a message: without
+gRPC supplies connections, encryption and flow control. It never sees a message: without
 serialisers a call moves bytes, and the method below is the only one there is.
 """
 
 import asyncio
 import contextlib
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 # A DataLoader forks its workers. gRPC would run handlers of its own then, which do not survive its
@@ -32,18 +32,19 @@ from ravnest.wire.streams import (
 
 _SERVICE, _METHOD = "ravnest.Wire", "Stream"
 _LARGEST = 2 * CHUNK_BYTES
-_KEEPALIVE_MS, _KEEPALIVE_TIMEOUT_MS = 5_000, 5_000
+_PING_MS, _UNANSWERED_MS = 5_000, 600_000
 _OPTIONS: Sequence[tuple[str, int | str]] = (
     ("grpc.max_receive_message_length", _LARGEST),
     ("grpc.max_send_message_length", _LARGEST),
-    # A neighbour that froze or fell off the network is noticed, not waited for.
-    ("grpc.keepalive_time_ms", _KEEPALIVE_MS),
-    ("grpc.keepalive_timeout_ms", _KEEPALIVE_TIMEOUT_MS),
-    ("grpc.http2.ping_timeout_ms", _KEEPALIVE_TIMEOUT_MS),
+    # Whether a neighbour is there, its link knows (`Flow.watch`). The answer to a ping waits behind
+    # all that fills the buffers of a thin line: to be cut for that would happen again and again.
+    ("grpc.keepalive_time_ms", _PING_MS),
+    ("grpc.keepalive_timeout_ms", _UNANSWERED_MS),
+    ("grpc.http2.ping_timeout_ms", _UNANSWERED_MS),
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.http2.max_pings_without_data", 0),
-    ("grpc.http2.min_ping_interval_without_data_ms", _KEEPALIVE_MS),
-    ("grpc.http2.min_recv_ping_interval_without_data_ms", _KEEPALIVE_MS // 2),
+    ("grpc.http2.min_ping_interval_without_data_ms", _PING_MS),
+    ("grpc.http2.min_recv_ping_interval_without_data_ms", _PING_MS // 2),
     ("grpc.http2.max_ping_strikes", 0),
     # Large frames over long links: do not let HTTP/2 windows throttle them.
     ("grpc.http2.lookahead_bytes", 1 << 24),
@@ -76,7 +77,8 @@ class GrpcNetwork:
         self._tls = tls
         self._routes = routes or Routes()
         self._server: aio.Server | None = None
-        self._channels: dict[str, aio.Channel] = {}
+        self._channels: set[aio.Channel] = set()
+        self._closing: set[asyncio.Task[None]] = set()
 
     async def listen(self, address: str, handler: StreamHandler) -> None:
         async def serve(_: Any, context: Any) -> None:
@@ -101,15 +103,26 @@ class GrpcNetwork:
         self._server = server
 
     async def dial(self, address: str) -> ChunkStream:
-        channel = self._channels.get(address)
-        if channel is None:
-            channel = self._channels[address] = self._channel(address)
+        # A connection of its own: when a stream is given up because nothing comes any more, the
+        # next one must not be sent the same way.
+        channel = self._channel(address)
+        self._channels.add(channel)
         call = channel.stream_stream(f"/{_SERVICE}/{_METHOD}")()
         try:
             await call.wait_for_connection()
-        except _CALL_IS_OVER as error:
-            raise _broken(error) from error
-        return _ClientStream(call)
+        except BaseException as error:
+            self._end(channel)
+            if isinstance(error, _CALL_IS_OVER):
+                raise _broken(error) from error
+            raise
+        return _ClientStream(call, lambda: self._end(channel))
+
+    def _end(self, channel: aio.Channel) -> None:
+        if channel in self._channels:
+            self._channels.discard(channel)
+            task = asyncio.ensure_future(channel.close())
+            self._closing.add(task)
+            task.add_done_callback(self._closing.discard)
 
     def _channel(self, address: str) -> aio.Channel:
         real, name, options = self._routes.real(address), self._routes.name_of(address), _OPTIONS
@@ -124,9 +137,9 @@ class GrpcNetwork:
         return aio.secure_channel(real, _client_credentials(self._tls), options=options)
 
     async def close(self) -> None:
-        for channel in self._channels.values():
-            await channel.close()
-        self._channels.clear()
+        for channel in list(self._channels):
+            self._end(channel)
+        await asyncio.gather(*self._closing, return_exceptions=True)
         if self._server is not None:
             await self._server.stop(grace=0.2)
             self._server = None
@@ -156,8 +169,9 @@ class _ClientStream:
 
     chunk_bytes = CHUNK_BYTES
 
-    def __init__(self, call: Any) -> None:
+    def __init__(self, call: Any, on_end: Callable[[], None]) -> None:
         self._call = call
+        self._on_end = on_end
 
     async def read(self, room: Room = no_room) -> bytes | None:
         try:
@@ -183,6 +197,7 @@ class _ClientStream:
 
     def abandon(self) -> None:
         self._call.cancel()
+        self._on_end()
 
     def doubt(self, node: str) -> str | None:
         """Who answers was known before anything was said."""

@@ -229,9 +229,10 @@ class Link:
         self._deadline.cancel()
         if first:
             self._on_event(Up(self))
-        halves = (self._flow.read(stream), self._flow.write(stream))
-        reader, writer = (asyncio.ensure_future(half) for half in halves)
-        tasks = self._tasks = [reader, writer]
+        reader = asyncio.ensure_future(self._flow.read(stream))
+        writer = asyncio.ensure_future(self._flow.write(stream))
+        watch = self._flow.watch(self._patience.life_s, self._patience.silence_s)
+        tasks = self._tasks = [reader, writer, asyncio.ensure_future(watch)]
         try:
             await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
             if writer.done() and self._closing:  # it has said goodbye; let the other side do so

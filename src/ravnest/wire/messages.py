@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
-PROTOCOL = 3
+PROTOCOL = 4
 """Counts up with every change that an older provider would misunderstand."""
 
 Count = Annotated[int, Meta(ge=0, lt=2**62)]

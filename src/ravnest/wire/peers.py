@@ -18,6 +18,11 @@ class Patience:
     """Before the first try after a failed one; doubles up to a second."""
     ack_s: float = 0.02
     """How long an acknowledgement may wait for a frame to ride on."""
+    life_s: float = 3.0
+    """Without anything to say; then a sign of life is sent."""
+    silence_s: float = 30.0
+    """Without hearing anything; then the stream counts as broken. A chunk that is under way is not
+    heard before it is whole, and on a thin line that takes its time."""
     report_s: float = 5.0
     """Between log lines that say for whom we wait."""
     stall_s: float = 1800.0

@@ -1,8 +1,7 @@
 """Streams over plain TCP: for machines that share a room, where gRPC is what limits the speed.
 
-Each chunk goes out as its length (4 bytes) and its bytes, from where they lie. A length of 0 is a
-sign of life, sent when there is nothing else to send; a stream on which nothing comes for longer
-than that is broken, however alive the other machine's kernel may be. Nothing is encrypted.
+Each chunk goes out as its length (4 bytes) and its bytes, from where they lie. Nothing is
+encrypted.
 """
 
 import asyncio
@@ -30,7 +29,6 @@ from ravnest.wire.streams import (
 logger = logging.getLogger("ravnest.wire")
 _LENGTH = struct.Struct("<I")
 _LARGEST = 2 * CHUNK_BYTES
-_LIFE_S, _SILENCE_S = 3.0, 10.0
 _CONNECT_S = 5.0
 _PARTS_AT_ONCE = 64
 _FIRST_BUFFER = 1 << 16
@@ -41,15 +39,8 @@ _SEND_BUFFER = 8 << 20
 class TcpNetwork:
     """One connection per stream."""
 
-    def __init__(
-        self,
-        *,
-        life_s: float = _LIFE_S,
-        silence_s: float = _SILENCE_S,
-        routes: Routes | None = None,
-    ) -> None:
+    def __init__(self, *, routes: Routes | None = None) -> None:
         self._routes = routes or Routes()
-        self._life_s, self._silence_s = life_s, silence_s
         self._send_buffer = _larger_send_buffer()
         self._server: socket.socket | None = None
         self._tasks: set[asyncio.Task[None]] = set()
@@ -115,7 +106,7 @@ class TcpNetwork:
     def _stream(self, connection: socket.socket) -> "_TcpStream":
         if self._send_buffer is not None:
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, self._send_buffer)
-        stream = _TcpStream(connection, self._life_s, self._silence_s, self._streams.discard)
+        stream = _TcpStream(connection, self._streams.discard)
         self._streams.add(stream)
         return stream
 
@@ -186,13 +177,7 @@ class _TcpStream:
 
     chunk_bytes = CHUNK_BYTES
 
-    def __init__(
-        self,
-        connection: socket.socket,
-        life_s: float,
-        silence_s: float,
-        on_end: "Callable[[_TcpStream], None]",
-    ) -> None:
+    def __init__(self, connection: socket.socket, on_end: "Callable[[_TcpStream], None]") -> None:
         connection.setblocking(False)
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._socket: socket.socket | None = connection
@@ -200,12 +185,7 @@ class _TcpStream:
         self._on_end = on_end
         self._buffer = memoryview(bytearray(_FIRST_BUFFER))
         self._first = self._last = 0  # of what has arrived and was not handed out
-        self._writing = asyncio.Lock()
-        self._life_s, self._silence_s = life_s, silence_s
-        self._heard = self._said = self._loop.time()
-        self._in_doubt = False
         self._waiting: set[asyncio.Future[None]] = set()
-        self._timer = self._loop.call_later(life_s, self._sign_of_life)
 
     # ---- reading ----
 
@@ -213,26 +193,23 @@ class _TcpStream:
         """The next chunk, in the room there is, or in memory that the one after it will use."""
         # Where there is room, nothing but the length goes through our own buffer.
         direct = room(1) is not None
-        while True:
-            if not await self._have(_LENGTH.size, no_more=direct):
-                return None
-            (length,) = _LENGTH.unpack_from(self._buffer, self._first)
-            if length > _LARGEST:
-                logger.warning(
-                    "a caller speaks another protocol; do all providers use the same transport?"
-                )
-                raise StreamError(f"a chunk of {length} bytes was announced; this is not Ravnest's")
-            self._first += _LENGTH.size
-            if not length:
-                continue
-            if (target := room(length)) is not None:
-                await self._fill(target)
-                return target
-            if not await self._have(length):
-                raise StreamError("the connection was cut in the middle of a chunk")
-            chunk = self._buffer[self._first : self._first + length]
-            self._first += length
-            return chunk
+        if not await self._have(_LENGTH.size, no_more=direct):
+            return None
+        (length,) = _LENGTH.unpack_from(self._buffer, self._first)
+        if length > _LARGEST:
+            logger.warning(
+                "a caller speaks another protocol; do all providers use the same transport?"
+            )
+            raise StreamError(f"a chunk of {length} bytes was announced; this is not Ravnest's")
+        self._first += _LENGTH.size
+        if (target := room(length)) is not None:
+            await self._fill(target)
+            return target
+        if not await self._have(length):
+            raise StreamError("the connection was cut in the middle of a chunk")
+        chunk = self._buffer[self._first : self._first + length]
+        self._first += length
+        return chunk
 
     async def _fill(self, target: memoryview) -> None:
         here = min(self._last - self._first, len(target))
@@ -275,20 +252,18 @@ class _TcpStream:
                 continue
             except OSError as error:
                 raise StreamError(str(error)) from error
-            self._heard = self._loop.time()
             return arrived
 
     # ---- writing ----
 
     async def write(self, parts: Sequence[Buffer]) -> None:
         length = sum(len(part) for part in parts)
-        async with self._writing:
-            try:
-                await self._send([_LENGTH.pack(length), *parts])
-            except asyncio.CancelledError:
-                # Half a chunk may have gone out; nothing that follows would be understood.
-                self.end("a message was broken off")
-                raise
+        try:
+            await self._send([_LENGTH.pack(length), *parts])
+        except asyncio.CancelledError:
+            # Half a chunk may have gone out; nothing that follows would be understood.
+            self.end("a message was broken off")
+            raise
         await asyncio.sleep(0)  # let the others of this loop have a turn
 
     async def _send(self, parts: Sequence[Buffer]) -> None:
@@ -305,29 +280,6 @@ class _TcpStream:
                 sent -= len(pending.pop(0))
             if sent:
                 pending[0] = pending[0][sent:]
-        self._said = self._loop.time()
-
-    def _sign_of_life(self) -> None:
-        """Looks after both directions every few seconds."""
-        if self._socket is None:
-            return
-        now = self._loop.time()
-        silent = now - self._heard > self._silence_s
-        if silent and self._in_doubt:
-            self.end(f"nothing was heard for {now - self._heard:.0f} s")
-            return
-        # After a pause of our own something may lie there unread: look once more, later.
-        self._in_doubt = silent
-        if now - self._said >= self._life_s and not self._writing.locked():
-            self._say_nothing()
-            self._said = now
-        self._timer = self._loop.call_later(self._life_s, self._sign_of_life)
-
-    def _say_nothing(self) -> None:
-        sign = _LENGTH.pack(0)
-        with contextlib.suppress(OSError):
-            if 0 < self._open.send(sign) < len(sign):
-                self.end("the connection is stuck")
 
     # ---- waiting and the end ----
 
@@ -373,7 +325,6 @@ class _TcpStream:
         if connection is None:
             return
         self._reason = reason
-        self._timer.cancel()
         self._loop.remove_reader(connection.fileno())
         self._loop.remove_writer(connection.fileno())
         connection.close()
