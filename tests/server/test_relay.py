@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+from collections import Counter
 
 import pytest
 from a_job import make_job, submit, upload
@@ -10,7 +11,8 @@ from servers import running_server
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
 from ravnest.api.control import Assign, Incoming
-from ravnest.server import relay
+from ravnest.server import relay, running
+from ravnest.server.sockets import PIPES, Sockets
 
 
 @pytest.fixture(scope="module")
@@ -62,6 +64,36 @@ def test_bytes_go_both_ways_and_closing_ends_both(made, tmp_path):
     with running_server(tmp_path / "server") as server:
         asyncio.run(story(server))
         assert server.ready.service.relay.links == 0
+
+
+def test_nobody_is_pinged_through_a_line_that_others_fill(made, tmp_path, monkeypatch):
+    pinged = Counter()
+    ping = Sockets.send_keepalive_ping
+
+    def watched(self):
+        pinged[self.scope["path"]] += 1
+        ping(self)
+
+    monkeypatch.setattr(Sockets, "send_keepalive_ping", watched)
+    monkeypatch.setattr(running, "_PING_S", 0.05)
+
+    async def story(server):
+        async with two_in_a_run(server, made) as (agents, work):
+            one, two, _ = agents
+            dialling = asyncio.create_task(_dial_and_talk(one, work[0].id, two.provider))
+            call = await two.expect(Incoming)
+            async with two.socket(f"relay/accept/{call.call}") as socket:
+                pinged.clear()
+                for _ in range(50):
+                    await socket.recv()
+                    await socket.send(b"got it")
+                while pinged.total() < 20:  # the three control channels are, all the while
+                    await asyncio.sleep(0.01)
+                assert not any(path.startswith(PIPES) for path in pinged)
+            await dialling
+
+    with running_server(tmp_path / "server") as server:
+        asyncio.run(story(server))
 
 
 async def _dial_and_talk(agent, assignment, provider):

@@ -138,7 +138,7 @@ async def _write(socket: ClientConnection, outgoing: asyncio.Queue[bytes | None]
 
 @contextlib.asynccontextmanager
 async def open_socket(
-    client: HttpClient, path: str, *, most: int
+    client: HttpClient, path: str, *, most: int, pings: bool = True
 ) -> AsyncIterator[ClientConnection]:
     """A WebSocket to the server, with the errors that `client` would raise."""
     address = client.address
@@ -152,7 +152,7 @@ async def open_socket(
             max_size=most,
             open_timeout=_OPEN_S,
             close_timeout=_GOODBYE_S,
-            ping_interval=_SILENCE_S,
+            ping_interval=_SILENCE_S if pings else None,
             ping_timeout=_SILENCE_S,
         )
     except InvalidStatus as error:

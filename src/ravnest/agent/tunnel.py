@@ -98,17 +98,21 @@ class Tunnels:
         except (OSError, TimeoutError):
             # The caller is told by an end at once, and tries again in its own time.
             with contextlib.suppress(RavnestError):
-                async with open_socket(self._client, path, most=_MOST_FRAME):
+                async with self._socket(path):
                     return
             return
         await self._bridge(path, reader, writer)
+
+    def _socket(self, path: str) -> contextlib.AbstractAsyncContextManager[ClientConnection]:
+        """Without pings: the answer to one waits behind all that fills a thin line."""
+        return open_socket(self._client, path, most=_MOST_FRAME, pings=False)
 
     async def _bridge(
         self, path: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> None:
         try:
             async with (
-                open_socket(self._client, path, most=_MOST_FRAME) as socket,
+                self._socket(path) as socket,
                 asyncio.TaskGroup() as both,
             ):
                 both.create_task(self._out(reader, socket))

@@ -33,6 +33,7 @@ from ravnest.server.strangers import Watched, short_handshakes
 _OPERATOR_HOURS = 24.0 * 365 * 10
 _GRACE_S = 10
 _BACKLOG = 2048
+_PING_S = _PONG_S = 20.0
 
 
 @dataclass(frozen=True)
@@ -94,8 +95,8 @@ async def serve(
             ws=Sockets,
             ws_max_size=MESSAGE_BYTES,
             ws_per_message_deflate=False,
-            ws_ping_interval=20.0,
-            ws_ping_timeout=20.0,
+            ws_ping_interval=_PING_S,
+            ws_ping_timeout=_PONG_S,
             access_log=False,
             log_config=None,
             proxy_headers=False,

@@ -20,6 +20,9 @@ MOST_SMALL = 300
 are smaller than `SMALL_BYTES` and not the last of theirs. Other frames are messages, and counted
 as such, or as large as they are."""
 WINDOW_S = 10.0
+PIPES = "/api/v1/relay/"
+"""Sockets on which nobody is pinged: what goes through them may fill a thin line, and an answer
+that waits behind it says nothing. Their two ends find out by themselves whether they are there."""
 
 
 class _Frames(ServerProtocol):
@@ -54,6 +57,10 @@ class Sockets(WebSocketsSansIOProtocol):
         super().__init__(*arguments, **named)
         self.conn = _Frames(max_size=self.config.ws_max_size, logger=self.logger)
         self.when_lost: Callable[[], None] | None = None
+
+    def start_keepalive(self) -> None:
+        if not self.scope["path"].startswith(PIPES):
+            super().start_keepalive()
 
     def data_received(self, data: bytes) -> None:
         super().data_received(data)
