@@ -175,7 +175,8 @@ def test_the_trainer_of_a_script_reports_as_that_of_a_recipe(tmp_path):
     assert leaf.points("train/loss") == []
     for process in processes.values():
         last = process.reports[-1]
-        assert (last.epoch, last.updates) == (2, 2 * batches)
+        assert last.epoch == 2
+        assert 0 < last.updates <= 2 * batches  # fewer where one took several batches along
         assert last.memory_bytes > 0
         assert {span.kind for report in process.reports for span in report.spans} >= {"backward"}
         assert any(link.sent and link.received for link in last.links)
