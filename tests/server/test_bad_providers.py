@@ -98,10 +98,11 @@ def test_a_job_that_nobody_else_can_do_comes_to_an_end(misbehaves):
     assert job.state == "failed"
 
 
+@pytest.mark.parametrize("when", [preparing, training], ids=["before training", "while training"])
 @pytest.mark.parametrize("how", ["leaves", "rests"])
-def test_who_goes_before_training_begins_and_comes_back_is_done_without_for_a_while(how):
+def test_who_goes_in_good_order_and_comes_back_is_done_without_for_a_while(how, when):
     sim = pool_of(2)
-    preparing(sim)
+    when(sim)
     agent = sim.agents[1]
     if how == "leaves":
         sim.leave(1, now=False)
@@ -112,6 +113,8 @@ def test_who_goes_before_training_begins_and_comes_back_is_done_without_for_a_wh
         agent.say(Beat(state="resting", assignment=agent.work))
     sim.talk()
     assert sim.world.free == {1, 2}
+    if when is training:
+        sim.fuse_one()
     sim.wait(SETTINGS.settle_s + 15)
     assert [spec.id for spec in sim.plans[0].pool] == [2]
 

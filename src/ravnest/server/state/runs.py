@@ -133,8 +133,8 @@ def depart(world: World, part: Part, why: str, now: float) -> None:
     name = world.providers[part.provider].name
     if run.departing or run.state in ("stopping", "fusing", "over"):
         return
-    if run.state == "preparing":  # nothing is there to be saved: it is as if it had refused
-        declining.declined(world, world.jobs[part.job], part.provider, now)
+    # Who goes and comes at once, again and again, must not end one run after the other.
+    declining.declined(world, world.jobs[part.job], part.provider, now)
     run.departing = f"{name} {why}"
     world.save_run(run)
     world.note(now, "info", f"{run.departing}; the run is saved and goes on without", run.job)
