@@ -1,5 +1,6 @@
 """A provider's own script: it finds its neighbours by the environment, and ends as it ends."""
 
+import errno
 import io
 import os
 import queue
@@ -323,6 +324,24 @@ def test_a_script_has_ended_though_a_process_that_it_started_goes_on(tmp_path, m
         assert ends.get(timeout=runs.WAIT_S).outcome == "done"
     finally:
         os.close(other)
+
+
+class FullDisk(io.StringIO):
+    def write(self, text):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+
+def test_a_script_is_read_though_the_log_has_no_room(tmp_path, monkeypatch):
+    monkeypatch.setattr(script, "_close_to_others", lambda: None)
+    run = script_run(tmp_path, "print('much\\n' * 100_000); raise SystemExit('this is the end')")
+    folder = next(iter(run.folders.values()))
+    speech, steering = Speech(io.BytesIO()), Steering(io.BytesIO(), lambda: None)
+    work = script.ScriptRun(read_order(folder), folder, speech, steering)
+    ends = queue.Queue()
+    with monkeypatch.context() as patched:
+        patched.setattr(script.sys, "stderr", FullDisk())
+        threading.Thread(target=lambda: ends.put(work.run()), daemon=True).start()
+        assert "this is the end" in ends.get(timeout=runs.WAIT_S).reason
 
 
 def test_a_script_can_be_stopped(tmp_path):

@@ -149,8 +149,10 @@ class ScriptRun:
         """What it prints belongs into the log; its last line may say why it has ended."""
         assert process.stdout is not None
         while text := process.stdout.readline(_LINE):
-            sys.stderr.write(text)
-            sys.stderr.flush()
+            # Where the disk is full the log ends; the script would wait for ever to be read.
+            with contextlib.suppress(OSError):
+                sys.stderr.write(text)
+                sys.stderr.flush()
             if text.strip():
                 self._last_line = text.strip()
 
