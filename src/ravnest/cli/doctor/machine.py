@@ -157,6 +157,7 @@ def sandbox() -> Iterator[Finding]:
         yield note("sandbox", f"{reason}; {why}", remedy)
     else:
         remedy = (
-            "the system may forbid namespaces to users: sysctl kernel.unprivileged_userns_clone"
+            "it takes bubblewrap 0.8 or newer, and a system that does not forbid namespaces to "
+            "users (sysctl kernel.unprivileged_userns_clone)"
         )
         yield note("sandbox", f"{reason}; {why}", remedy)
