@@ -729,11 +729,14 @@ def test_a_plan_that_there_is_no_room_for_waits_for_it_and_says_so_once():
     sim.submit(True, None)
     sim.wait(15)
     job, notes = sim.world.jobs["j0"], []
-    for _ in range(2 * MOST_RETRIES):
+    for tried in range(2 * MOST_RETRIES):
         sim.plan_one("full")
         notes += [note.text for note in sim.world.out.notes]
         assert (job.state, sim.plans) == ("waiting", [])
         assert "waits for room on the server's disk" in job.reason
+        for _ in range(2**tried - 1):  # twice as long each time
+            sim.wait(SETTINGS.room_s)
+            assert sim.plans == []
         sim.wait(SETTINGS.room_s)
     assert sum("waits for room" in text for text in notes) == 1
     sim.plan_one("fits")
@@ -743,11 +746,11 @@ def test_a_plan_that_there_is_no_room_for_waits_for_it_and_says_so_once():
 def test_fusing_that_there_is_no_room_for_waits_for_it():
     sim = pool_of(2)
     job = trained(sim)
-    for _ in range(2 * MOST_RETRIES):
+    for tried in range(2 * MOST_RETRIES):
         sim.fuse_one("full")
         assert (job.state, sim.fusings) == ("fusing", [])
         assert "waits for room on the server's disk" in job.reason
-        sim.wait(SETTINGS.room_s)
+        sim.wait(2**tried * SETTINGS.room_s)
     sim.fuse_one()
     assert (job.state, job.run) == ("done", 1)
 

@@ -15,10 +15,8 @@ from ravnest.server.folders import write_whole
 from ravnest.server.planjob.outcome import MEMORY, ORDER, OUTCOME, PlanOrder, PlanOutcome
 from ravnest.server.room import is_for_lack_of_room
 
-_LACKS = frozenset(
-    {errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN, errno.EIO}
-)
-"""Space, open files, memory, a disk that can be read."""
+_LACKS = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN, errno.EIO})
+"""Open files, memory, a disk that can be read. Room is another matter (`server.room`)."""
 
 
 def main(folder: Path) -> None:

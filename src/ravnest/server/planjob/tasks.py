@@ -64,13 +64,15 @@ def plan(order: PlanOrder, folder: Path) -> PlanOutcome:
         micro_batches=wanted.micro_batches,
         optimizer_factor=optimizer_memory(optimizer),
     )
+    # Before the long part: there is no plan that takes less.
+    _leave_room(folder, _written_bytes(order, 1, folder))
     weights = Path(order.weights) if order.weights else None
     # How many rows a script takes at a time is not known.
     rows = spec.training.batch_size if spec.recipe is not None else None
     studied = study_package(Path(order.model), weights=weights, rows=rows)
     run = RunDir(folder / NODE_DATA)
     made = plan_only(studied, order.pool, request)
-    _leave_room(folder, _written_bytes(order, made, folder))
+    _leave_room(folder, _written_bytes(order, len(made.clusters), folder))
     try:
         made, _ = write_planned(made, studied, request, run)
         write_assignments(order, made, run, folder)
@@ -91,11 +93,11 @@ def _leave_room(folder: Path, size: int) -> None:
     leave_room(folder, size, int(os.environ.get(SPARE, SPARE_BYTES)))
 
 
-def _written_bytes(order: PlanOrder, made: Plan, folder: Path) -> int:
+def _written_bytes(order: PlanOrder, clusters: int, folder: Path) -> int:
     """About: every cluster gets the whole model, and its ends get what the order says of data."""
     sizes = {path.name: path.stat().st_size for path in Path(order.model).iterdir()}
     model = sizes.get(WEIGHTS, 0) + 2 * sizes.get(GRAPH, 0)
-    return len(made.clusters) * model + 8 * (folder / ORDER).stat().st_size
+    return clusters * model + 8 * (folder / ORDER).stat().st_size
 
 
 def _facts(order: PlanOrder, made: Plan) -> PlanFacts:

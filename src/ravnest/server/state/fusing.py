@@ -12,7 +12,7 @@ def ended(world: World, event: Fused | FusingFailed, now: float) -> None:
     if run is None or run.number != event.run or run.state != "fusing":
         return
     if isinstance(event, Fused):
-        world.roomless.discard(event.job)
+        world.roomless.pop(event.job, None)
         runs.fused(world, run, event.bytes, now)
     elif event.full:
         retrying.wait_for_room(world, world.jobs[run.job], "fusing", event.reason, now)

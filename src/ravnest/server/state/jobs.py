@@ -113,7 +113,7 @@ def planned(world: World, event: PlanMade, now: float) -> None:
     job = world.jobs[event.job]
     world.planning = None
     job.plan_crashes = 0
-    world.roomless.discard(job.id)
+    world.roomless.pop(job.id, None)
     job.plan, job.parameters = event.plan, event.plan.parameters
     world.save_job(job)
     count = len(event.plan.parts)
@@ -264,7 +264,7 @@ def _delete(world: World, job: Job, now: float) -> None:
     del world.jobs[job.id]
     world.judged.pop(job.id, None)
     world.retry_at.pop(job.id, None)
-    world.roomless.discard(job.id)
+    world.roomless.pop(job.id, None)
     world.declined.pop(job.id, None)
     world.accusers.pop(job.id, None)
     world.out.remove(job.kind, job.key)

@@ -7,6 +7,7 @@ from ravnest.server.state.records import Job
 from ravnest.server.state.world import World
 
 MOST_RETRIES = 3
+_MOST_WAIT_S = 3600.0
 
 
 def later(world: World, job: str, now: float) -> None:
@@ -15,12 +16,15 @@ def later(world: World, job: str, now: float) -> None:
 
 
 def wait_for_room(world: World, job: Job, state: JobState, reason: str, now: float) -> None:
-    """For as long as it takes; nobody tells the server when somebody has made room."""
-    if job.id not in world.roomless:
-        world.roomless.add(job.id)
+    """For as long as it takes; nobody tells the server when somebody has made room. Each time it is
+    tried others wait for their turn, so it is tried less and less often."""
+    tried = world.roomless.get(job.id, 0)
+    world.roomless[job.id] = tried + 1
+    if not tried:
         world.note(now, "warning", f"waits for room on the server's disk: {reason}", job.id)
     world.move(job, state, f"waits for room on the server's disk: {reason}")
-    world.retry_at[job.id] = now + world.settings.room_s
+    wait_s = min(world.settings.room_s * 2.0 ** min(tried, 10), _MOST_WAIT_S)
+    world.retry_at[job.id] = now + wait_s
     world.order(Wake(at=world.retry_at[job.id]))
 
 
@@ -30,7 +34,7 @@ def is_due(world: World, job: str, now: float) -> bool:
     if at is None:
         return True
     # Further ahead than it was ever put: the clock was put back.
-    if now < at <= now + max(world.settings.retry_s, world.settings.room_s):
+    if now < at <= now + max(world.settings.retry_s, _MOST_WAIT_S):
         world.order(Wake(at=at))
         return False
     del world.retry_at[job]

@@ -135,7 +135,7 @@ class World:
     """Name of an owner → the last attempt that was for one of its jobs."""
     retry_at: dict[str, float] = field(default_factory=dict)
     """Job id → when what has crashed for it is tried again."""
-    roomless: set[str] = field(default_factory=set)
+    roomless: dict[str, int] = field(default_factory=dict)
     """Jobs that wait for room on the disk, which was said."""
     event_number: int = 0
     started_at: float = 0.0
