@@ -29,8 +29,14 @@ class Scene:
             keep=lambda changes: None,
         )
         run_files = SimpleNamespace(whole=self._whole, settled=lambda part: None)
+        self.hung_up = asyncio.Queue()
         self.reports = Reports(
-            core, run_files, (), seen=lambda job: seen, changed=lambda job, points: None
+            core,
+            run_files,
+            (),
+            seen=lambda job: seen,
+            changed=lambda job, points: None,
+            hang_up=lambda provider, reason: self.hung_up.put_nowait(provider),
         )
 
     async def _whole(self, part, results):
@@ -63,6 +69,22 @@ def test_an_end_that_is_said_again_meanwhile_is_looked_at_once():
         scene.let_go.set()
         await scene.is_taken()
         assert (scene.looked, scene.part.state, scene.job.state) == (1, "ended", "fusing")
+
+    story(tell)
+
+
+def test_an_end_that_could_not_be_looked_at_is_asked_for_again():
+    async def tell(scene):
+        looks = scene.reports._run_files
+        scene.reports._run_files = SimpleNamespace(whole=lambda part, results: 1 / 0)
+        scene.says_its_end()
+        assert await scene.hung_up.get() == 1
+        assert scene.part.is_open
+        scene.reports._run_files = looks
+        scene.let_go.set()
+        scene.says_its_end()
+        await scene.is_taken()
+        assert scene.part.state == "ended"
 
     story(tell)
 

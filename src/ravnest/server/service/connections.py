@@ -97,6 +97,11 @@ class Connections:
         if (connection := self._by_provider.get(provider)) is not None:
             connection.post_text(text, about)
 
+    def hang_up(self, provider: int, reason: str) -> None:
+        """It may come back at once."""
+        if (connection := self._by_provider.get(provider)) is not None:
+            connection.close(reason)
+
     def close_all(self) -> None:
         for connection in list(self._by_provider.values()):
             connection.close("the server ends")

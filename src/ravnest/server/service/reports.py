@@ -28,7 +28,8 @@ _PROGRESS_S = 10.0
 
 
 class Reports:
-    """`seen` is how a job looks now, `changed` is told of new points of its curves."""
+    """`seen` is how a job looks now, `changed` is told of new points of its curves; `hang_up` ends
+    the connection of a provider, which comes back and says again what was not settled."""
 
     def __init__(
         self,
@@ -38,11 +39,13 @@ class Reports:
         *,
         seen: Callable[[str], JobView | None],
         changed: Callable[[str, Sequence[tuple[object, ...]]], None],
+        hang_up: Callable[[int, str], None],
     ) -> None:
         self._core = core
         self._run_files = run_files
         self._seen = seen
         self._changed = changed
+        self._hang_up = hang_up
         self._moderation = Moderation(self._too_much, core.clock)
         self._live: dict[str, LiveRun] = {}
         self._ending: dict[tuple[int, str], asyncio.Task[None]] = {}
@@ -134,6 +137,7 @@ class Reports:
         del self._ending[key]
         if not task.cancelled() and (error := task.exception()) is not None:
             logger.error("the end of %s could not be taken", key[1], exc_info=error)
+            self._hang_up(key[0], "what it has brought back could not be looked at")
 
     def close(self) -> None:
         """Whoever was not told that all is settled says its end again."""

@@ -114,6 +114,7 @@ class Service:
             records["progress"],
             seen=self.job_view,
             changed=self.stream.job_changed,
+            hang_up=self.connections.hang_up,
         )
         self.relay = Relay(self.world, self.desk, self.connections, count=self.metrics.relayed.inc)
         self.control = ControlChannel(
