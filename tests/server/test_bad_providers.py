@@ -119,6 +119,31 @@ def test_who_goes_in_good_order_and_comes_back_is_done_without_for_a_while(how, 
     assert [spec.id for spec in sim.plans[0].pool] == [2]
 
 
+@pytest.mark.parametrize(("trained_s", "times"), [(10.0, 2), (2 * 3600.0, 1)])
+def test_who_goes_again_and_again_is_done_without_for_longer_unless_it_has_worked(trained_s, times):
+    sim = pool_of(1)
+    job = training(sim)
+    _goes_and_comes_back(sim)
+    sim.wait(SETTINGS.declined_s + 15)
+    sim.plan_one("fits")
+    sim.talk()
+    sim.go_on(1, "done")
+    sim.talk()
+    assert job.state == "running"
+    sim.world.runs[job.id].training_at -= trained_s
+    _goes_and_comes_back(sim)
+    assert sim.world.declined[job.id][1].times == times
+
+
+def _goes_and_comes_back(sim):
+    sim.leave(1, now=False)
+    sim.talk()
+    sim.cut(1)
+    sim.connect(1)
+    sim.talk()
+    sim.fuse_one()
+
+
 def test_who_stood_still_is_told_that_its_part_is_over_and_is_free_again():
     sim = pool_of(1)
     job = training(sim)

@@ -17,6 +17,9 @@ from ravnest.server.state.recovery import (
 from ravnest.server.state.words import counted
 from ravnest.server.state.world import Pulse, World
 
+_LASTED_S = 3600.0
+"""Who has worked for so long has not come only to go."""
+
 
 def begin(world: World, job: Job, now: float) -> None:
     """The plan of this job is carried out: every provider gets its part."""
@@ -60,7 +63,8 @@ def train(world: World, run: Run, now: float) -> None:
     """Everybody is prepared."""
     job = world.jobs[run.job]
     run.state, run.training_at = "running", now
-    world.declined.pop(run.job, None)
+    for entry in world.declined.get(run.job, {}).values():
+        entry.until = None  # whoever is not in this run may be in the next
     job.began_at = now if job.began_at is None else job.began_at
     for part in world.open_parts(run.job):
         part.state = "training"
@@ -134,6 +138,8 @@ def depart(world: World, part: Part, why: str, now: float) -> None:
     if run.departing or run.state in ("stopping", "fusing", "over"):
         return
     # Who goes and comes at once, again and again, must not end one run after the other.
+    if run.training_at is not None and now - run.training_at > _LASTED_S:
+        world.declined.get(part.job, {}).pop(part.provider, None)
     declining.declined(world, world.jobs[part.job], part.provider, now)
     run.departing = f"{name} {why}"
     world.save_run(run)
