@@ -8,6 +8,7 @@ import sqlite3
 import subprocess
 import sys
 import textwrap
+import threading
 
 import psycopg
 import pytest
@@ -171,6 +172,28 @@ def test_records_wait_for_room_on_the_disk(tmp_path, monkeypatch):
         sqlite.logger.removeHandler(waits)
     assert [id for id, _ in records(store, "k")] == ["a", "b", "c"]
     store.close()
+
+
+def test_a_store_that_waits_for_room_can_be_closed(tmp_path):
+    store = open_store(tmp_path / "s.sqlite")
+    write(store, Put("k", "a", b"{}"))
+    fill(store)
+    closing = threading.Thread(target=store.close)
+
+    class Waits(logging.Handler):
+        def emit(self, record):
+            closing.start()
+
+    waits = Waits()
+    sqlite.logger.addHandler(waits)
+    try:
+        written = store.write([Put("k", "b", b"x" * 100_000)])
+        with pytest.raises(ServerError, match="full"):
+            written.result(30)  # less than records wait for room
+    finally:
+        sqlite.logger.removeHandler(waits)
+    closing.join(30)
+    assert not closing.is_alive()
 
 
 def test_records_do_not_wait_for_room_for_ever(tmp_path, monkeypatch):

@@ -39,6 +39,10 @@ class Database(Reading, Protocol):
 
     def carry_out(self, batch: Batch) -> None: ...
     def beside(self) -> "Database": ...
+    def hurry(self) -> None:
+        """From any thread: whatever it waits for now or later, it waits no more."""
+        ...
+
     def close(self) -> None: ...
 
 
@@ -65,7 +69,10 @@ class Store:
         return self._reader.submit(question, self._reading)
 
     def close(self) -> None:
-        """Everything that was told before this is written first."""
+        """Everything that was told before this is written first, if it can be without waiting for
+        somebody to come back or to make room."""
+        self._database.hurry()
+        self._reading.hurry()
         self._queue.put(None)
         self._thread.join()
         self._reader.shutdown()

@@ -32,7 +32,7 @@ class PostgresDatabase:
         self._url = url
         self._writes = writes
         self._statements = Statements("%s")
-        self._closed = threading.Event()
+        self._hurried = threading.Event()
         self._psycopg = _psycopg()
         self._connection = self._connect()
 
@@ -92,7 +92,7 @@ class PostgresDatabase:
                 return do(self._connection)
             except (self._psycopg.OperationalError, ServerError) as error:
                 late = time.monotonic() + pause_s > deadline
-                if not self._connection.closed or late or self._closed.wait(pause_s):
+                if not self._connection.closed or late or self._hurried.wait(pause_s):
                     raise
                 logger.warning("PostgreSQL is gone, trying again: %s", error)
                 pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
@@ -122,8 +122,10 @@ class PostgresDatabase:
     def beside(self) -> "PostgresDatabase":
         return PostgresDatabase(self._url, writes=False)
 
+    def hurry(self) -> None:
+        self._hurried.set()
+
     def close(self) -> None:
-        self._closed.set()
         self._connection.close()
 
 

@@ -31,7 +31,7 @@ class SqliteDatabase:
     def __init__(self, path: Path, *, writes: bool = True) -> None:
         self._path = path
         self._statements = Statements("?")
-        self._closed = threading.Event()
+        self._hurried = threading.Event()
         with contextlib.ExitStack() as held:
             if writes:
                 held.enter_context(self._locked())
@@ -81,10 +81,10 @@ class SqliteDatabase:
                 return self._carry_out(batch)
             except sqlite3.Error as error:
                 late = time.monotonic() >= deadline
-                if error.sqlite_errorcode not in _NO_ROOM or late:
+                if getattr(error, "sqlite_errorcode", None) not in _NO_ROOM or late:
                     raise
                 logger.warning("the records wait for room on the disk: %s", error)
-                if self._closed.wait(_PAUSE_S):
+                if self._hurried.wait(_PAUSE_S):
                     raise
 
     def _carry_out(self, batch: Batch) -> None:
@@ -130,6 +130,8 @@ class SqliteDatabase:
     def beside(self) -> "SqliteDatabase":
         return SqliteDatabase(self._path, writes=False)
 
+    def hurry(self) -> None:
+        self._hurried.set()
+
     def close(self) -> None:
-        self._closed.set()
         self._held.close()
