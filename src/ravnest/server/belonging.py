@@ -48,8 +48,11 @@ def belong_together(folders: Folders, store: Store, url: str) -> None:
 def shown(url: str) -> str:
     """Where records are, in words that may be kept: without a password."""
     if "://" in url and not url.startswith("sqlite:"):
-        parts = urlsplit(url)
-        return f"PostgreSQL at {parts.hostname or 'this machine'}, database {parts.path[1:]}"
+        try:
+            parts = urlsplit(url)
+            return f"PostgreSQL at {parts.hostname or 'this machine'}, database {parts.path[1:]}"
+        except ValueError:  # PostgreSQL takes more than this does
+            return "PostgreSQL"
     return str(Path(url.removeprefix("sqlite:///")).absolute())
 
 
