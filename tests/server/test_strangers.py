@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import hashlib
+import inspect
 import queue
 import socket
 import ssl
@@ -13,7 +14,7 @@ import uvicorn
 from servers import running_server
 from uvicorn.server import ServerState
 
-from ravnest.server import strangers, taking
+from ravnest.server import sockets, strangers, taking
 from ravnest.server.sockets import Sockets
 
 WAIT_S = 30
@@ -377,3 +378,19 @@ def test_the_event_loop_is_as_before_after_the_server_was_made():
         assert asyncio.get_running_loop().create_server == before
 
     asyncio.run(story())
+
+
+@pytest.mark.parametrize(
+    ("ours", "new"),
+    [
+        # The parser calls on_chunk_header, whether the library wants it or not.
+        (strangers.Watched, {"_gone", "_heard", "_lose_patience", "_wait", "on_chunk_header"}),
+        (Sockets, {"_refuse"}),
+        (sockets._Frames, {"_count"}),
+    ],
+)
+def test_what_is_done_differently_is_there_to_be_done(ours, new):
+    """Whatever of a library is overridden: under another name it would not be called at all."""
+    (base,) = ours.__bases__
+    own = {name for name, one in vars(ours).items() if inspect.isfunction(one)}
+    assert {name for name in own if not hasattr(base, name)} == new
