@@ -13,10 +13,10 @@ import torch
 from certificates import our_authority
 
 from ravnest.errors import PeerError
-from ravnest.wire import grpc_network, tcp_network
+from ravnest.wire import flow, grpc_network, tcp_network
 from ravnest.wire.encoding import Parcel, encode
 from ravnest.wire.endpoint import Endpoint
-from ravnest.wire.framing import Ack, Limits, ack_chunk, chunks
+from ravnest.wire.framing import CHUNK_BYTES, Ack, Limits, ack_chunk, chunks
 from ravnest.wire.greeting import read_greeting
 from ravnest.wire.grpc_network import GrpcNetwork
 from ravnest.wire.link import Arrived, Lost, Up
@@ -373,6 +373,32 @@ def test_neighbours_that_have_nothing_to_say_give_signs_of_life(run):
         assert b.events.empty()
 
     run(scenario)
+
+
+@pytest.mark.parametrize(
+    ("pace", "size"),
+    [(None, 64 << 10), (10.0, 64 << 10), (200_000.0, 200_000), (1e9, CHUNK_BYTES)],
+)
+def test_a_chunk_is_about_what_goes_through_in_a_second(run, monkeypatch, pace, size):
+    """The other side hears whole ones only."""
+    asked = []
+
+    def watched(frame, ack, chunk_bytes):
+        asked.append(chunk_bytes)
+        return chunks(frame, ack, chunk_bytes)
+
+    monkeypatch.setattr(flow, "chunks", watched)
+    monkeypatch.setattr(flow.Pace, "bytes_per_s", pace)
+
+    async def scenario(world):
+        a, b = await world.pair()
+        sent = torch.arange(500_000, dtype=torch.float32)
+        a.link.send(numbered(1, sent))
+        (arrived,) = (await b.next()).tensors
+        assert torch.equal(arrived, sent)
+
+    run(scenario)
+    assert asked == [size]
 
 
 @pytest.mark.parametrize("both_ways", [True, False])

@@ -21,6 +21,8 @@ from ravnest.wire.pace import Pace
 from ravnest.wire.session import Session, Window
 from ravnest.wire.streams import ChunkStream, StreamError
 
+_LEAST_CHUNK = 64 << 10
+
 
 @dataclass
 class Traffic:
@@ -169,7 +171,7 @@ class Flow:
                 if frame.ready is not None:
                     await self._ready(frame.ready)
                 self.pace.departed(frame.sequence, frame.size, self._loop.time())
-                for parts in chunks(frame, self.session.ack(), stream.chunk_bytes):
+                for parts in chunks(frame, self.session.ack(), self._chunk_bytes(stream)):
                     self.traffic.sent_bytes += sum(map(len, parts))
                     await stream.write(parts)
                     self._said = self._loop.time()
@@ -190,6 +192,11 @@ class Flow:
             else:
                 self._work.clear()
                 await self._work.wait()
+
+    def _chunk_bytes(self, stream: ChunkStream) -> int:
+        """About what goes through in a second: the peer hears whole chunks, and must hear of us."""
+        pace = self.pace.bytes_per_s or 0.0  # unknown: it may be slow
+        return min(stream.chunk_bytes, max(_LEAST_CHUNK, int(pace)))
 
     async def watch(self, life_s: float, silence_s: float) -> None:
         """Give signs of life while there is nothing else to say; until none comes from the peer.
