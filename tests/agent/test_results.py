@@ -125,7 +125,11 @@ def test_a_server_that_cannot_take_results_now_gets_them_later(tmp_path, monkeyp
     run(test, tmp_path)
 
 
-def test_results_are_delivered_by_the_next_agent(tmp_path):
+@pytest.mark.parametrize("release", ["this", "earlier"])
+def test_results_are_delivered_by_the_next_agent(tmp_path, release):
+    """Also those of an earlier release, which did not note for which server they are: they were
+    removed by the first assignment after an upgrade."""
+
     async def test(server):
         async with Running(server, tmp_path / "home") as running:
             await train(server, task(server, "patience"))
@@ -135,6 +139,8 @@ def test_results_are_delivered_by_the_next_agent(tmp_path):
             running.agent.leave(now=True)
             async with asyncio.timeout(WAIT_S):
                 await running.task
+        if release == "earlier":
+            (tmp_path / "home" / "records" / "a7" / "server").unlink()
         await server.start()
         async with Running(server, tmp_path / "home", token=False):
             hello = await server.hear(Hello)

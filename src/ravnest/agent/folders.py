@@ -227,17 +227,18 @@ class _Left:
     assignment: Assignment
     end: WorkEnd
     server: str
+    """Empty if an earlier release has left it, which did not say for whom."""
 
     def is_of(self, identity: Identity) -> bool:
         """Servers number their providers alike."""
-        mine = (identity.provider, identity.folder.name)
-        return (self.assignment.provider, self.server) == mine
+        is_from_there = self.server in ("", identity.folder.name)
+        return is_from_there and self.assignment.provider == identity.provider
 
 
 def _unfinished(records: Path) -> _Left | None:
     try:
         order = msgspec.json.decode((records / "order.json").read_bytes(), type=WorkOrder)
-        server = (records / "server").read_text()
+        server = _server_in(records)
     except (OSError, UnicodeDecodeError, msgspec.DecodeError, RecursionError):
         return None
     try:
@@ -245,3 +246,10 @@ def _unfinished(records: Path) -> _Left | None:
     except (OSError, UnicodeDecodeError, msgspec.DecodeError, RecursionError):
         end = WorkEnd(outcome="failed", epochs_done=order.assignment.epochs_done, reason=RESTARTED)
     return _Left(order.assignment, end, server)
+
+
+def _server_in(records: Path) -> str:
+    try:
+        return (records / "server").read_text()
+    except FileNotFoundError:
+        return ""
