@@ -48,6 +48,8 @@ def test_a_probe_that_fails_in_a_way_that_nobody_thought_of(tmp_path, monkeypatc
 
 
 def test_an_assignment_that_cannot_be_prepared_in_such_a_way_is_refused(tmp_path, monkeypatch):
+    """Not for good: it may go well the next time, and the job would be without this provider."""
+
     async def test(server):
         near = Neighbour(provider=8, node="node_8", plan_address="b:1", addresses=("a:1",))
         given = task(server, neighbours=(near,))
@@ -58,7 +60,7 @@ def test_an_assignment_that_cannot_be_prepared_in_such_a_way_is_refused(tmp_path
                 await server.say(7, Assign(assignment=given))
                 refused = await server.hear(Refused)
             assert "cannot be prepared: OverflowError: getsockaddrarg" in refused.reason
-            assert refused.lasting
+            assert not refused.lasting
             await server.say(7, Assign(assignment=assignment("b7", files=files(server))))
             await beat_of(server, "ready")
 

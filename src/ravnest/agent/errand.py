@@ -82,7 +82,8 @@ class Errand:
         except (RavnestError, OSError):
             raise
         except Exception as error:  # whatever is in it was made elsewhere
-            raise JobError(in_words(error)) from error
+            # No JobError: nobody knows that it is the assignment's fault, and that it stays so.
+            raise RavnestError(in_words(error)) from error
 
     async def _prepare(self, on_share: Callable[[float], None]) -> tuple[int, ...]:
         around, loop = self._around, asyncio.get_running_loop()
