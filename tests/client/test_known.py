@@ -1,9 +1,11 @@
 """Which server and which token are meant."""
 
+import errno
 import os
 import stat
 import threading
 
+import filelock
 import pytest
 from scripted import Scripted
 
@@ -163,3 +165,13 @@ def test_a_command_that_hangs_does_not_hold_up_others_for_ever(tmp_path, monkeyp
         pytest.raises(ServerError, match=r"another command of Ravnest has held .*servers.lock"),
     ):
         remember(Access(ServerAddress("known", 1), FIRST), tmp_path)
+
+
+def test_a_home_without_locks_is_used_without_them(tmp_path, monkeypatch):
+    def acquire(*_, **__):
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(filelock.FileLock, "acquire", acquire)
+    for host in ("first", "second"):
+        remember(Access(ServerAddress(host, 1), FIRST), tmp_path)
+    assert set(known.read_known(tmp_path).servers) == {"https://first:1", "https://second:1"}

@@ -7,6 +7,7 @@ used last on this machine, else the server that runs here.
     ~/.ravnest/provider/       which servers this machine has joined (see `agent`)
 """
 
+import contextlib
 import os
 import secrets
 import time
@@ -23,7 +24,7 @@ from ravnest.client.address import ServerAddress
 from ravnest.client.http import HttpClient
 from ravnest.client.trust import fetch_authority
 from ravnest.errors import ServerError, TokenError
-from ravnest.locks import only_one
+from ravnest.locks import NoLocksError, only_one
 
 SERVER_VARIABLE, TOKEN_VARIABLE = "RAVNEST_SERVER", "RAVNEST_TOKEN"
 OPERATOR_TOKEN = "operator.token"
@@ -131,8 +132,11 @@ def remember(access: Access, folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     lock = folder / "servers.lock"
     held = ServerError(f"another command of Ravnest has held {lock} for {_LOCKED_S:.0f} s")
-    # From reading to writing: what another command adds meanwhile would be lost.
-    with only_one(lock, otherwise=held, wait_s=_LOCKED_S):
+    with contextlib.ExitStack() as alone:
+        # From reading to writing: what another command adds meanwhile would be lost. Some homes on
+        # a network have no locks; there it may be, and costs an option the next time.
+        with contextlib.suppress(NoLocksError):
+            alone.enter_context(only_one(lock, otherwise=held, wait_s=_LOCKED_S))
         known = read_known(folder)
         known.servers[str(access.address)] = KnownServer(
             token=access.token or "", authority=access.authority or "", used_at=time.time()
