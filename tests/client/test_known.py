@@ -4,6 +4,7 @@ import errno
 import os
 import stat
 import threading
+import time
 
 import filelock
 import pytest
@@ -106,6 +107,17 @@ def test_two_processes_may_write_a_file_at_once(tmp_path, monkeypatch):
     write_private(path, b"one")
     assert path.read_bytes() == b"one"
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
+def test_what_a_killed_process_was_writing_does_not_stay_for_good(tmp_path):
+    path, now = tmp_path / "key.pem", time.time()
+    left, writing = tmp_path / "key.pem.0123abcd", tmp_path / "key.pem.4567abcd"
+    others = [tmp_path / name for name in ("key.pem.old", "other.pem.0123abcd", "key_pem.0123abcd")]
+    for each in (left, writing, *others):
+        each.write_text("secret")
+        os.utime(each, (now, now if each == writing else now - 3600))
+    write_private(path, b"new")
+    assert set(tmp_path.iterdir()) == {path, writing, *others}
 
 
 def test_a_damaged_file_is_named(tmp_path):

@@ -9,6 +9,7 @@ used last on this machine, else the server that runs here.
 
 import contextlib
 import os
+import re
 import secrets
 import time
 from collections.abc import Mapping
@@ -30,6 +31,8 @@ SERVER_VARIABLE, TOKEN_VARIABLE = "RAVNEST_SERVER", "RAVNEST_TOKEN"
 OPERATOR_TOKEN = "operator.token"
 _LOCKED_S = 10.0
 """It takes a moment."""
+_LEFT_S = 600.0
+"""Nobody writes a file of ours for so long."""
 ADDRESS_FILE = "address"
 """In the folder of a server: where it can be reached, one address in a line; the first from this
 machine, the others from elsewhere too."""
@@ -158,6 +161,17 @@ def write_private(path: Path, content: bytes) -> None:
         fresh.replace(path)
     finally:
         fresh.unlink(missing_ok=True)
+    _sweep(path)
+
+
+def _sweep(path: Path) -> None:
+    """What `write_private` was writing there when its process was killed: it may be a key."""
+    ours = re.compile(re.escape(path.name) + r"\.[0-9a-f]{8}")
+    with contextlib.suppress(OSError):
+        for found in [each for each in path.parent.iterdir() if ours.fullmatch(each.name)]:
+            # Another process may be writing its own at this moment.
+            if time.time() - found.lstat().st_mtime > _LEFT_S:
+                found.unlink()
 
 
 def _authority_for(token: str | None, entry: KnownServer) -> str | None:
