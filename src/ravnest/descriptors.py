@@ -1,7 +1,16 @@
-"""How many files and connections a process may have open."""
+"""Open files: how many of them and of connections a process may have, and how one is opened that
+a stranger may have made."""
 
 import contextlib
+import os
+import stat
 import sys
+from io import BufferedReader
+from pathlib import Path
+
+_AS_IT_IS = ("O_NOFOLLOW", "O_NONBLOCK", "O_CLOEXEC", "O_BINARY")
+"""As far as the system has them. Opening a pipe must not wait for somebody who writes to it, and
+Windows reads a text unless it is told not to."""
 
 _UNKNOWN = 1024
 """Where the system does not say."""
@@ -28,3 +37,18 @@ def for_callers() -> int:
 
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return (_UNKNOWN if soft == resource.RLIM_INFINITY else soft) // 2
+
+
+def open_plain(path: Path | str, *, within: int | None = None) -> BufferedReader:
+    """To read it; OSError if it is a link, a pipe or anything else but a file. `within` is the
+    descriptor of the folder that the path begins in."""
+    if within is None and Path(path).is_symlink():  # where there is no O_NOFOLLOW
+        raise OSError(f"{path} is a link")
+    flags = os.O_RDONLY
+    for name in _AS_IT_IS:
+        flags |= getattr(os, name, 0)
+    descriptor = os.open(path, flags, dir_fd=within)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise OSError(f"{path} is not a file")
+    return os.fdopen(descriptor, "rb")

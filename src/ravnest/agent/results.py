@@ -9,12 +9,12 @@ import contextlib
 import itertools
 import os
 import re
-import stat
 from collections.abc import Iterator
 from io import BufferedReader
 from pathlib import Path
 
 from ravnest.api.work import Assignment
+from ravnest.descriptors import open_plain
 from ravnest.errors import JobError
 
 MANIFEST = "trained.json"
@@ -23,8 +23,6 @@ _MOST_RESULTS = 16
 """A server takes no more of one assignment."""
 _SPARE = 64 << 20
 _NO_LINK = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0)
-_PLAIN = os.O_RDONLY | _NO_LINK | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
-"""Opening a pipe must not wait for somebody who writes to it."""
 
 
 def most_bytes(assignment: Assignment) -> int:
@@ -75,14 +73,9 @@ class Results:
         return -1
 
     def open(self, name: str) -> BufferedReader:
-        if self._folder is None and (self._package / name).is_symlink():
-            raise OSError(f"{name} is a link")
-        path = self._package / name if self._folder is None else name
-        descriptor = os.open(path, _PLAIN, dir_fd=self._folder)
-        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-            os.close(descriptor)
-            raise OSError(f"{name} is not a file")
-        return os.fdopen(descriptor, "rb")
+        if self._folder is None:
+            return open_plain(self._package / name)
+        return open_plain(name, within=self._folder)
 
 
 @contextlib.contextmanager

@@ -4,13 +4,11 @@ A script may have put anything in its place: a pipe that nobody writes to, a lin
 end. Such a thing is no result, and is not waited for.
 """
 
-import os
-import stat
 from pathlib import Path
 
+from ravnest.descriptors import open_plain
 from ravnest.rundir import TRAINED_MARK
 
-_PLAIN = os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
 _MOST_BYTES = 64 << 20
 
 
@@ -26,8 +24,7 @@ class Saves:
 
     def _content(self) -> bytes | None:
         try:
-            with os.fdopen(os.open(self._mark, _PLAIN), "rb") as file:
-                is_plain = stat.S_ISREG(os.fstat(file.fileno()).st_mode)
-                return file.read(_MOST_BYTES) if is_plain else None
+            with open_plain(self._mark) as file:
+                return file.read(_MOST_BYTES)
         except OSError:
             return None
