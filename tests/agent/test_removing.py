@@ -1,8 +1,10 @@
 """What a script may make of its folder, and that the folder goes nevertheless."""
 
 import os
+import stat
 import subprocess
 import sys
+import warnings
 
 import psutil
 import pytest
@@ -107,6 +109,25 @@ def test_what_cannot_be_removed_is_an_error_and_the_rest_is_gone(tmp_path, monke
     with pytest.raises(PermissionError, match="stuck"):
         remove(tmp_path / "top")
     assert [path.name for path in (tmp_path / "top").iterdir()] == ["stuck"]
+
+
+def test_where_folders_cannot_be_opened_locked_files_are_removed_by_path(tmp_path, monkeypatch):
+    """As on Windows, where a file that is only to be read cannot be removed."""
+    (tmp_path / "top" / "inner").mkdir(parents=True)
+    (tmp_path / "top" / "inner" / "locked").touch(mode=0o400)
+    unlink = os.unlink
+
+    def refused(name, **where):
+        if not os.stat(name, **where).st_mode & stat.S_IWRITE:
+            raise PermissionError(13, "Access is denied", name)
+        unlink(name, **where)
+
+    monkeypatch.setattr(removing, "_BY_DESCRIPTOR", False)
+    monkeypatch.setattr(os, "unlink", refused)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        remove(tmp_path / "top")
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_folders_that_their_script_has_locked_are_removed(tmp_path):

@@ -12,6 +12,7 @@ import itertools
 import os
 import shutil
 import stat
+import sys
 import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -137,9 +138,11 @@ def _remove_by_path(path: Path) -> None:
         act(name)
 
     try:
-        if path.is_dir() and not path.is_symlink():
-            shutil.rmtree(path, onerror=unlock)
-        else:
+        if not path.is_dir() or path.is_symlink():
             path.unlink(missing_ok=True)
+        elif sys.version_info >= (3, 12):
+            shutil.rmtree(path, onexc=unlock)
+        else:
+            shutil.rmtree(path, onerror=unlock)
     except RecursionError:
         raise OSError(errno.ENAMETOOLONG, "too many folders in each other", str(path)) from None
