@@ -13,7 +13,7 @@ from servers import running_server
 from web.fake_server import Site, token
 from web.simulation import Simulation
 
-from ravnest.agent import sandbox
+from ravnest.agent import confine, sandbox
 from ravnest.agent.identity import enrol
 from ravnest.api.tokens import Token
 from ravnest.cli import main
@@ -107,11 +107,14 @@ def test_a_sandbox_that_does_not_work_is_said(monkeypatch):
         return subprocess.CompletedProcess([], 1, "", "Operation not permitted")
 
     monkeypatch.setattr(sandbox.subprocess, "run", run)
+    # It keeps what it has found out, and would tell other tests.
+    monkeypatch.setattr(sandbox, "_user_namespace", lambda: ("--unshare-user",))
     found = only(machine.sandbox())
     assert "Operation not permitted" in found.text
     assert "sysctl" in found.remedy
-    command = tried[0]
-    start = command.index("--")
+    assert all(f" {each}" in found.remedy for each in confine._KEY_CALLS)
+    command = tried[-1]  # after the one for its version
+    start = command.index(str(sandbox._CONFINE))
     folder = Path(command[command.index("--bind") + 1])
     assert command == sandbox.sandboxed(command[start + 1 :], folder, folder.parent)
 

@@ -153,11 +153,14 @@ def sandbox() -> Iterator[Finding]:
     if reason is None:
         yield ok("sandbox", "bwrap works: scripts can be run in a sandbox")
     elif shutil.which("bwrap") is None:
-        remedy = "to take jobs with scripts, install bubblewrap (Debian: apt install bubblewrap)"
+        remedy = (
+            "to take jobs with scripts, install bubblewrap (Debian: apt install bubblewrap); it "
+            "takes Linux on x86_64 or aarch64"
+        )
         yield note("sandbox", f"{reason}; {why}", remedy)
     else:
         remedy = (
-            "it takes bubblewrap 0.8 or newer, and a system that does not forbid namespaces to "
-            "users (sysctl kernel.unprivileged_userns_clone)"
+            "it takes Linux on x86_64 or aarch64, bubblewrap 0.8 or newer, and a system that does "
+            "not forbid namespaces to users (sysctl kernel.unprivileged_userns_clone)"
         )
         yield note("sandbox", f"{reason}; {why}", remedy)
