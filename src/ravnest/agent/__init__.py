@@ -13,6 +13,7 @@
     channel.py     the connection to the server that control.py speaks through
     errand.py      an assignment on this machine: folders.py, fetching.py, worker.py, sandbox.py
     confine.py     what a script gives up in its sandbox, before it begins
+    clearing.py    folders of assignments that are over; removing.py: whatever a script made of them
     keeping.py     its files, for the next run of the same job; results.py: what its worker saved
     thinning.py    what its worker reports, not too often; reports.py: many as one (pure)
     tunnel.py      neighbours that can be reached through the server only; pacing.py: not too fast
