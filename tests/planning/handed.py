@@ -14,7 +14,7 @@ from torch import nn
 from ravnest.plan import Plan, ProviderSpec
 from ravnest.planning.handover import ModelCard, study_package, write_model
 from ravnest.planning.handover.card import CARD
-from ravnest.planning.planned import PlanRequest, plan_study
+from ravnest.planning.planned import PlanRequest, plan_only, write_planned
 from ravnest.planning.pool import parse_pool
 from ravnest.planning.study import Study, study
 from ravnest.rundir import RunDir
@@ -52,11 +52,19 @@ def pool(*figures: Mapping[str, Any]) -> list[ProviderSpec]:
     return parse_pool(entries, "the pool of the test")
 
 
+def plan_study(
+    studied: Study, pool: Sequence[ProviderSpec], request: PlanRequest, run: RunDir
+) -> Plan:
+    """Found and written."""
+    plan, _ = write_planned(plan_only(studied, pool, request), studied, request, run)
+    return plan
+
+
 def packages(studied: Study, folder: Path, **wishes: Any) -> tuple[Plan, LocalPipeline]:
     """The plan for four unequal machines and its first cluster, loaded from its files."""
     request = PlanRequest(max_clusters=1, idle_gain=1e6, **wishes)
     run = RunDir(folder)
-    plan, _ = plan_study(studied, pool(), request, run)
+    plan = plan_study(studied, pool(), request, run)
     cluster = plan.clusters[0]
     paths = [run.package_dir(cluster.id, stage.provider.address) for stage in cluster.stages]
     return plan, LocalPipeline([load_package(path).module() for path in paths])

@@ -9,7 +9,7 @@ import msgspec
 import numpy as np
 import pytest
 import torch
-from handed import assert_same, hand_over, packages, pool
+from handed import assert_same, hand_over, packages, plan_study, pool
 from pools import Mixed, Mlp, seeded, snapshot, word_batches
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from ravnest.errors import CaptureError, PackageError, PlanError
 from ravnest.planning.fusion import fuse_cluster
 from ravnest.planning.handover import model_files, study_package, write_model
-from ravnest.planning.planned import PlanRequest, plan_only, plan_study
+from ravnest.planning.planned import PlanRequest, plan_only
 from ravnest.planning.study import study
 from ravnest.planning.weights import FromFiles
 from ravnest.rundir import ModelIndex, RunDir
@@ -108,7 +108,7 @@ def test_tied_frozen_unused_and_counted_tensors_arrive_and_are_fused_under_their
     handed = hand_over(model, (WORDS,), tmp_path / "model")
     assert_same(handed.owners, handed.taken)
     run = RunDir(tmp_path / "node_data")
-    plan, _ = plan_study(handed.taken, pool(), PlanRequest(max_clusters=1), run)
+    plan = plan_study(handed.taken, pool(), PlanRequest(max_clusters=1), run)
     for stage in plan.clusters[0].stages:
         package = load_package(run.package_dir(0, stage.provider.address))
         moved = {name: t + 1 for name, t in package.module().tensors().items()}
@@ -244,13 +244,14 @@ def test_nothing_of_the_owners_program_is_needed(tmp_path):
         "import sys\n"
         "from pathlib import Path\n"
         "from ravnest.planning.handover import study_package\n"
-        "from ravnest.planning.planned import PlanRequest, plan_study\n"
+        "from ravnest.planning.planned import PlanRequest, plan_only, write_planned\n"
         "from ravnest.planning.pool import parse_pool\n"
         "from ravnest.rundir import RunDir\n"
         "entry = lambda i: {'IP': f'h:{i}', 'benchmarks': {'ram': 1, 'bandwidth': 10000}}\n"
         "pool = parse_pool({str(i): entry(i + 1) for i in range(3)}, 'pool')\n"
         "studied = study_package(Path(sys.argv[1]))\n"
-        "plan, _ = plan_study(studied, pool, PlanRequest(), RunDir(sys.argv[2]))\n"
+        "plan = plan_only(studied, pool, PlanRequest())\n"
+        "write_planned(plan, studied, PlanRequest(), RunDir(sys.argv[2]))\n"
         "print(plan.model.name, 'pools' in sys.modules)\n"
     )
     arguments = [sys.executable, "-c", program, tmp_path / "model", tmp_path / "node_data"]
@@ -275,7 +276,7 @@ def test_a_plan_can_be_looked_at_before_anything_is_written(tmp_path):
     before = snapshot(tmp_path)
     looked_at = plan_only(handed.taken, pool(), PlanRequest())
     assert snapshot(tmp_path) == before
-    written, _ = plan_study(handed.taken, pool(), PlanRequest(), RunDir(tmp_path / "node_data"))
+    written = plan_study(handed.taken, pool(), PlanRequest(), RunDir(tmp_path / "node_data"))
     assert written == looked_at
 
 

@@ -97,19 +97,6 @@ def write_planned(
     return write_plan(plan, studied, run, weights=weights, check=not unchecked)
 
 
-def plan_study(
-    studied: Study,
-    pool: Sequence[ProviderSpec],
-    request: PlanRequest,
-    run: RunDir,
-    *,
-    weights: WeightSource | None = None,
-) -> tuple[Plan, Path | None]:
-    """Both steps in one."""
-    plan = plan_only(studied, pool, request)
-    return write_planned(plan, studied, request, run, weights=weights)
-
-
 def optimizer_factor(optimizer: object) -> float:
     """Bytes of state per byte of weights, of an optimizer by name, by class or by this number."""
     given = optimizer
