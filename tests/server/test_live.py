@@ -42,7 +42,9 @@ def test_the_last_seconds_of_a_run_are_forgotten_when_another_one_begins():
         world=sim.world, happen=sim.happen, clock=lambda: sim.now, keep=lambda changes: None
     )
     seen = SimpleNamespace(id="", run=1, epoch=0.0, step=0, loss=None, metrics={})
-    reports = Reports(core, None, (), seen=lambda job: seen, changed=lambda job, points: None)
+    reports = Reports(
+        core, None, (), seen=lambda job: seen, changed=lambda job, points: None, hang_up=None
+    )
 
     def train():
         job = training(sim)
