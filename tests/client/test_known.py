@@ -1,10 +1,8 @@
 """Which server and which token are meant."""
 
 import errno
-import os
 import stat
 import threading
-import time
 
 import filelock
 import pytest
@@ -14,7 +12,7 @@ from ravnest.api import DEFAULT_PORT
 from ravnest.api.tokens import Token
 from ravnest.client import known
 from ravnest.client.address import ServerAddress
-from ravnest.client.known import Access, find_access, open_client, remember, write_private
+from ravnest.client.known import Access, find_access, open_client, remember
 from ravnest.errors import ServerError, TokenError
 from ravnest.locks import only_one
 
@@ -92,32 +90,6 @@ def test_tokens_are_kept_from_other_users(tmp_path):
     path = folder / "servers.json"
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     assert stat.S_IMODE(folder.stat().st_mode) == 0o700
-
-
-def test_two_processes_may_write_a_file_at_once(tmp_path, monkeypatch):
-    """One moved what the other had begun to write to its place, and the other found nothing."""
-    fsync, others, path = os.fsync, [b"other"], tmp_path / "file"
-
-    def meanwhile(descriptor):
-        fsync(descriptor)
-        if others:
-            write_private(path, others.pop())
-
-    monkeypatch.setattr(known.os, "fsync", meanwhile)
-    write_private(path, b"one")
-    assert path.read_bytes() == b"one"
-    assert [path.name for path in tmp_path.iterdir()] == ["file"]
-
-
-def test_what_a_killed_process_was_writing_does_not_stay_for_good(tmp_path):
-    path, now = tmp_path / "key.pem", time.time()
-    left, writing = tmp_path / "key.pem.0123abcd", tmp_path / "key.pem.4567abcd"
-    others = [tmp_path / name for name in ("key.pem.old", "other.pem.0123abcd", "key_pem.0123abcd")]
-    for each in (left, writing, *others):
-        each.write_text("secret")
-        os.utime(each, (now, now if each == writing else now - 3600))
-    write_private(path, b"new")
-    assert set(tmp_path.iterdir()) == {path, writing, *others}
 
 
 def test_a_damaged_file_is_named(tmp_path):

@@ -9,8 +9,6 @@ used last on this machine, else the server that runs here.
 
 import contextlib
 import os
-import re
-import secrets
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -26,13 +24,12 @@ from ravnest.client.http import HttpClient
 from ravnest.client.trust import fetch_authority
 from ravnest.errors import ServerError, TokenError
 from ravnest.locks import NoLocksError, only_one
+from ravnest.whole import PRIVATE, write_whole
 
 SERVER_VARIABLE, TOKEN_VARIABLE = "RAVNEST_SERVER", "RAVNEST_TOKEN"
 OPERATOR_TOKEN = "operator.token"
 _LOCKED_S = 10.0
 """It takes a moment."""
-_LEFT_S = 600.0
-"""Nobody writes a file of ours for so long."""
 ADDRESS_FILE = "address"
 """In the folder of a server: where it can be reached, one address in a line; the first from this
 machine, the others from elsewhere too."""
@@ -148,30 +145,9 @@ def remember(access: Access, folder: Path) -> None:
 
 
 def write_private(path: Path, content: bytes) -> None:
-    """Readable by this user alone, from the first moment; complete or not at all, also where two
-    processes write at once."""
+    """Readable by this user alone, and so is the folder if there was none."""
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-    fresh = path.with_name(f"{path.name}.{secrets.token_hex(4)}")
-    descriptor = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    try:
-        with open(descriptor, "wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        fresh.replace(path)
-    finally:
-        fresh.unlink(missing_ok=True)
-    _sweep(path)
-
-
-def _sweep(path: Path) -> None:
-    """What `write_private` was writing there when its process was killed: it may be a key."""
-    ours = re.compile(re.escape(path.name) + r"\.[0-9a-f]{8}")
-    with contextlib.suppress(OSError):
-        for found in [each for each in path.parent.iterdir() if ours.fullmatch(each.name)]:
-            # Another process may be writing its own at this moment.
-            if time.time() - found.lstat().st_mtime > _LEFT_S:
-                found.unlink()
+    write_whole(path, content, PRIVATE)
 
 
 def _authority_for(token: str | None, entry: KnownServer) -> str | None:

@@ -23,7 +23,7 @@ from ravnest.api import SERVER_NAME
 from ravnest.api.machine import provider_name
 from ravnest.api.tokens import fingerprint_of
 from ravnest.errors import JobError, ServerError
-from ravnest.server.folders import PRIVATE, write_whole
+from ravnest.whole import PRIVATE, write_whole
 
 logger = logging.getLogger("ravnest.server")
 

@@ -13,9 +13,10 @@ import msgspec
 
 from ravnest.errors import ServerError
 from ravnest.server.changes import Put
-from ravnest.server.folders import PRIVATE, Folders, write_whole
+from ravnest.server.folders import Folders
 from ravnest.server.state.words import counted
 from ravnest.server.store import Store
+from ravnest.whole import PRIVATE, write_whole
 
 _KIND, _ID = "identity", "store"
 

@@ -1,4 +1,4 @@
-"""What lies where in the server's folder, and how files get there whole.
+"""What lies where in the server's folder.
 
 server.sqlite                      the records (unless they are in PostgreSQL)
 authority/{ca,server}.{pem,key}    see authority.py
@@ -16,10 +16,9 @@ import contextlib
 import os
 import secrets
 import shutil
-from collections.abc import Iterator, Set
+from collections.abc import Set
 from pathlib import Path
 
-PRIVATE = 0o600
 FUSED = {"safetensors": "trained_state_dict.safetensors", "pt": "trained_state_dict.pt"}
 """The fused weights by their formats, as fusion calls them: that is a room with torch in it."""
 
@@ -107,42 +106,3 @@ class Folders:
     def fresh(self) -> Path:
         """A name for a file that is being received."""
         return self.incoming / secrets.token_hex(8)
-
-
-def write_whole(path: Path, content: bytes, mode: int = 0o644) -> None:
-    """The file has the old content or the new one, whatever happens meanwhile."""
-    draft = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
-    try:
-        with os.fdopen(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        draft.replace(path)
-    finally:
-        draft.unlink(missing_ok=True)
-    sync_folder(path.parent)
-
-
-def sync_folder(folder: Path) -> None:
-    """A renamed file is found again after a power cut only if its folder is on disk too."""
-    if os.name == "nt":
-        return
-    with _descriptor(folder) as number:
-        os.fsync(number)
-
-
-def sync_files(folder: Path) -> None:
-    """Everything in it that others have written, before it gets a name that somebody relies on."""
-    for path in folder.iterdir():
-        with path.open("rb+") as file:
-            os.fsync(file.fileno())
-    sync_folder(folder)
-
-
-@contextlib.contextmanager
-def _descriptor(folder: Path) -> Iterator[int]:
-    number = os.open(folder, os.O_RDONLY)
-    try:
-        yield number
-    finally:
-        os.close(number)

@@ -22,13 +22,14 @@ from ravnest.locks import only_one
 from ravnest.server.authority import open_authority, server_certificate
 from ravnest.server.belonging import belong_together
 from ravnest.server.changes import Put
-from ravnest.server.folders import PRIVATE, Folders, write_whole
+from ravnest.server.folders import Folders
 from ravnest.server.service.app import make_app
 from ravnest.server.service.control import MESSAGE_BYTES
 from ravnest.server.service.service import Options, Service
 from ravnest.server.sockets import Sockets
 from ravnest.server.store import Store, open_store
 from ravnest.server.strangers import Watched, short_handshakes
+from ravnest.whole import PRIVATE, write_whole
 
 _OPERATOR_HOURS = 24.0 * 365 * 10
 _GRACE_S = 10

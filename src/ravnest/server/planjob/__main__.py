@@ -11,9 +11,9 @@ import msgspec
 from ravnest import lifeline
 from ravnest.errors import PlanError, PoolError, RavnestError
 from ravnest.planning.figures import size
-from ravnest.server.folders import write_whole
 from ravnest.server.planjob.outcome import MEMORY, ORDER, OUTCOME, PlanOrder, PlanOutcome
 from ravnest.server.room import is_for_lack_of_room
+from ravnest.whole import write_whole
 
 _LACKS = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN, errno.EIO})
 """Open files, memory, a disk that can be read. Room is another matter (`server.room`)."""

@@ -18,7 +18,6 @@ from ravnest.planning.planned import PlanRequest, plan_only, write_planned
 from ravnest.planning.report import render_report
 from ravnest.recipes.optimizers import optimizer_memory
 from ravnest.rundir import RunDir
-from ravnest.server.folders import sync_files, sync_folder
 from ravnest.server.planjob.assigning import write_assignments
 from ravnest.server.planjob.fitting import check_inputs, check_losses
 from ravnest.server.planjob.outcome import ORDER, PARTS, SPARE, PlanOrder, PlanOutcome
@@ -26,6 +25,7 @@ from ravnest.server.room import SPARE_BYTES, leave_room
 from ravnest.server.state.records import PlanFacts, PlannedPart
 from ravnest.stage.files import sha256_of
 from ravnest.stage.package import GRAPH, WEIGHTS
+from ravnest.whole import sync_files, sync_folder
 
 NODE_DATA = "node_data"
 

@@ -20,9 +20,10 @@ from typing import TypeVar
 
 from starlette.requests import ClientDisconnect
 
-from ravnest.server.folders import Folders, sync_folder
+from ravnest.server.folders import Folders
 from ravnest.server.room import leave_room
 from ravnest.server.service.problems import Refusal
+from ravnest.whole import sync_folder
 
 _PIECE = 1 << 20
 _LOOK_EVERY = 8 << 20

@@ -18,7 +18,6 @@ import msgspec
 import psutil
 
 from ravnest import lifeline
-from ravnest.server.folders import write_whole
 from ravnest.server.planjob.outcome import MEMORY, ORDER, OUTCOME, SPARE, PlanOrder, PlanOutcome
 from ravnest.server.room import (
     SPARE_BYTES,
@@ -27,6 +26,7 @@ from ravnest.server.room import (
     tells_of_lack_of_room,
 )
 from ravnest.server.service.turns import Turns
+from ravnest.whole import write_whole
 
 logger = logging.getLogger("ravnest.server")
 
