@@ -114,6 +114,7 @@ def test_a_server_that_starts_anew_finds_the_worker_still_at_work(tmp_path):
     [
         ("crash", "ended with code 3 without a word; its log ends with"),
         ("nonsense", "not understood"),
+        ("deep line", "not understood: maximum recursion depth"),
         ("endless line", "a line of more than"),
     ],
 )

@@ -7,6 +7,12 @@ import sys
 import threading
 from pathlib import Path
 
+NONSENSE = {
+    "nonsense": "not json",
+    "deep line": '{"report":' + "[" * 100_000,
+    "endless line": "x" * (2 << 20),
+}
+
 
 def say(**line):
     print(json.dumps(line), flush=True)
@@ -121,11 +127,8 @@ def main():
             os.truncate("package/trained-0123456789abcdef.safetensors", 1 << 40)
         end(saved=True)
         return 0
-    if job == "nonsense":
-        print("not json", flush=True)
-        return sys.stdin.readline() and 0
-    if job == "endless line":
-        print("x" * (2 << 20), flush=True)
+    if job in NONSENSE:
+        print(NONSENSE[job], flush=True)
         return sys.stdin.readline() and 0
     if job in ("echo", "call"):
         {"echo": echo, "call": call}[job](order)

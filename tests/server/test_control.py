@@ -163,7 +163,7 @@ def test_an_operator_pauses_resumes_and_removes_a_provider(server, join):
         '{"type":"unknown"}',
         '{"type":"beat","state":"dancing"}',
         '{"type":"beat","state":"idle","more":1}',
-        "[" * 5000,
+        '{"state":' + "[" * 100_000,  # before its type: what follows one is of known shape
         b"\x00\x01",
         NO_TEXT,
     ],

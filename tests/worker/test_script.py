@@ -58,6 +58,7 @@ import json, os
 pipe = os.fdopen(json.loads(os.environ["RAVNEST_REPORTS"])["descriptor"], "wb", buffering=0)
 pipe.write(b'{"type": "end", "end": {"outcome": "failed", "reason": "forged"}}\\n')
 pipe.write(b'nonsense\\n')
+pipe.write(b'{"report":' + b'[' * 100_000 + b'\\n')
 pipe.write(b'x' * (3 << 20) + b'\\n')
 pipe.write(b'{"type": "report", "report": {"at": 1.0, "notes": ["a note"]}}\\n')
 """
