@@ -7,6 +7,7 @@ from starlette.responses import Response
 from torch import nn
 
 from ravnest.api.requests import SUBMISSION_KEY
+from ravnest.errors import ServerError
 from ravnest.session import Session, submitting
 
 
@@ -52,3 +53,23 @@ def test_another_submission_has_another_key():
         first, second = submit(office), submit(office)
         assert first.id != second.id
         assert len({key for key, _ in office.by_key}) == 2
+
+
+class Foreign(Office):
+    """Of another release, or none at all."""
+
+    def __init__(self, answer):
+        super().__init__()
+        self.answer = answer
+
+    async def _submit(self, request):
+        return Response(self.answer)
+
+
+@pytest.mark.parametrize("answer", [b"{}", b'{"id":"\xff"}', b'{"x":' + b"[" * 100_000])
+def test_an_answer_that_is_not_understood_is_said_to_be(answer):
+    with (
+        Foreign(answer) as office,
+        pytest.raises(ServerError, match=r"answers to /jobs with .* not understand.* same version"),
+    ):
+        submit(office)

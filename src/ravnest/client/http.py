@@ -83,6 +83,10 @@ class HttpClient:
         answer = self._asked("POST", path, content=content, query=query)
         return self._decoded(path, answer, kind)
 
+    def read(self, path: str, answer: httpx.Response, kind: type[_Answer]) -> _Answer:
+        """What `open` was answered with, as `get` and `post` take it."""
+        return self._decoded(path, self._read(answer, path), kind)
+
     def delete(self, path: str) -> None:
         self._asked("DELETE", path)
 

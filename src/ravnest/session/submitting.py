@@ -11,14 +11,11 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
-import msgspec
-
 from ravnest.api.limits import encode
 from ravnest.api.requests import SUBMISSION_KEY
 from ravnest.api.views import JobView
 from ravnest.client.http import BrokenOffError, HttpClient
 from ravnest.client.transfers import delay_s, upload_blob
-from ravnest.errors import ServerError
 from ravnest.planning.figures import quantity, size
 from ravnest.session.preparing import Prepared, prepare
 from ravnest.session.request import JobRequest
@@ -41,26 +38,16 @@ def submit(client: HttpClient, request: JobRequest, progress: Progress | None = 
 
 
 def _post(client: HttpClient, prepared: Prepared) -> JobView:
-    """The server answers when it has checked the model, which may take it a while."""
+    """The server answers when it has checked the model, which may take it a while. Whatever of the
+    answer was lost is asked for again, under the same key."""
     headers = {"Content-Type": "application/json", SUBMISSION_KEY: secrets.token_hex(16)}
-    body = _repeated(client, encode(prepared.spec), headers)
-    try:
-        return msgspec.json.decode(body, type=JobView)
-    except msgspec.DecodeError as error:
-        raise ServerError(
-            f"{client.address} has taken the job, and answers with something this release does "
-            f"not understand ({error}); do server and client have the same version?"
-        ) from error
-
-
-def _repeated(client: HttpClient, content: bytes, headers: dict[str, str]) -> bytes:
-    """The answer. Whatever of it was lost is asked for again, under the same key."""
+    content = encode(prepared.spec)
     for attempt in range(_ATTEMPTS):
         try:
             with client.open(
                 "POST", "/jobs", content=content, headers=headers, timeout_s=CHECKED_S
             ) as answer:
-                return answer.read()
+                return client.read("/jobs", answer, JobView)
         except BrokenOffError:
             if attempt + 1 == _ATTEMPTS or client.closed.wait(delay_s(attempt)):
                 raise
