@@ -128,9 +128,19 @@ def test_a_damaged_identity_is_named(folders, store_url):
         meet(folders, store_url)
 
 
-def test_no_password_is_kept_or_shown():
-    said = shown("postgresql://me:secret@db.example.org:5432/ravnest")
-    assert said == "PostgreSQL at db.example.org, database ravnest"
+@pytest.mark.parametrize(
+    ("url", "said"),
+    [
+        (
+            "postgresql://me:secret@db.example.org:5432/x",
+            "PostgreSQL at db.example.org, database x",
+        ),
+        ("postgresql:///x?password=secret", "PostgreSQL at this machine, database x"),
+        ("postgresql://me:secret@[no address]:5432/x", "PostgreSQL"),  # it may be one to PostgreSQL
+    ],
+)
+def test_no_password_is_kept_or_shown(url, said):
+    assert shown(url) == said
 
 
 def test_what_was_trained_for_jobs_that_are_not_in_the_records_is_set_aside(folders, caplog):
