@@ -463,6 +463,9 @@ class Simulation:
         assert set(self.world.at_work) == set(busy)
         working = {part.provider for part in records if part.is_open}
         assert not working & self.world.free
+        told = {id: provider.figures for id, provider in self.world.providers.items()}
+        listening = {id for id, figures in told.items() if figures and figures.addresses}
+        assert self.world.listening == listening
 
 
 def _assign(part: Part) -> Assign:

@@ -310,6 +310,25 @@ def test_a_job_that_is_deleted_while_the_pool_changes_leaves_no_trace_for_the_ne
     assert sim.world.held_since is None
 
 
+def test_providers_that_nobody_can_reach_are_introduced_to_those_that_can_be_only():
+    sim = Simulation()
+    for number in range(1, 5):  # every second one has an address
+        sim.enrol()
+        sim.connect(number)
+        sim.talk()
+    sim.restart()
+    for number in range(1, 5):
+        sim.agents[number].peers = set()
+        sim.connect(number)
+        sim.talk()
+    assert [sorted(sim.agents[number].peers) for number in (1, 2, 3, 4)] == [
+        [3],
+        [1, 3],
+        [1],
+        [1, 3],
+    ]
+
+
 def test_a_newcomer_does_not_shorten_the_time_for_what_is_being_measured():
     world = pool_of(1).world
     figures = world.providers[1].figures
@@ -588,9 +607,8 @@ def test_the_best_providers_are_taken_when_only_some_are_wanted():
         sim.connect(number)
         sim.talk()
     for number, speed in enumerate((1.0, 5.0, 3.0), start=1):
-        sim.world.providers[number].figures = Figures(
-            memory_bytes=10, gflops=speed, up_mbps=1, down_mbps=1, latency_ms=1
-        )
+        told = Figures(memory_bytes=10, gflops=speed, up_mbps=1, down_mbps=1, latency_ms=1)
+        sim.world.set_figures(sim.world.providers[number], told)
     sim.submit(True, 2)
     sim.wait(15)
     assert [spec.id for spec in sim.plans[0].pool] == [2, 3]

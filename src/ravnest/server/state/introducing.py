@@ -19,16 +19,11 @@ def introduce(world: World, id: int, now: float) -> None:
         return
     presence.introduced = True
     # One of two must have an address.
-    useful = [other for other in sorted(world.free - {id}) if _listen(world, id, other)]
-    others = _some(useful, world.settings.most_peers, id)
+    useful = world.free if id in world.listening else world.free & world.listening
+    others = _some(sorted(useful - {id}), world.settings.most_peers, id)
     _ask(world, newcomer, [world.providers[other] for other in others], now)
     for other in others:
         _ask(world, world.providers[other], [newcomer], now)
-
-
-def _listen(world: World, *ids: int) -> bool:
-    found = (world.providers[id].figures for id in ids)
-    return any(figures is not None and figures.addresses for figures in found)
 
 
 def _some(others: Sequence[int], most: int, start: int) -> list[int]:

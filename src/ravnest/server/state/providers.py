@@ -120,7 +120,7 @@ def wish_to_leave(world: World, id: int, now: float) -> None:
 def measured(world: World, id: int, message: Measured, now: float) -> None:
     provider = world.providers[id]
     changed = provider.figures != message.figures
-    provider.figures = message.figures
+    world.set_figures(provider, message.figures)
     for peer in message.figures.peers:
         if peer.mbps > 0 and peer.provider in world.providers:
             world.reached.add(peer.provider)
@@ -166,8 +166,8 @@ def remove(world: World, provider: Provider, how: str, now: float) -> None:
     if provider.removed:  # what it says until its connection is closed is still heard
         return
     part = world.at_work.get(provider.id)
-    provider.removed, provider.digest, provider.figures = True, "", None
-    provider.removed_at = now
+    provider.removed, provider.digest, provider.removed_at = True, "", now
+    world.set_figures(provider, None)
     if part is not None:
         leaving_out.lose(world, part, f"{provider.name} {how}", now)
     world.save_provider(provider)

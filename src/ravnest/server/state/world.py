@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 import msgspec
 
 from ravnest.api.control import AgentState, Beat, FromServer
+from ravnest.api.machine import Figures
 from ravnest.api.views import JobState
 from ravnest.api.work import STOPPED_WITHIN_S
 from ravnest.server.changes import Event, clean
@@ -113,6 +114,8 @@ class World:
     pulses: dict[str, Pulse] = field(default_factory=dict)
     """Part id → how its worker does, while it trains."""
     free: set[int] = field(default_factory=set)
+    listening: set[int] = field(default_factory=set)
+    """Providers with an address at which others may reach them."""
     reached: set[int] = field(default_factory=set)
     """Providers that another one has reached directly."""
     probing: dict[int, tuple[frozenset[int], float]] = field(default_factory=dict)
@@ -167,6 +170,11 @@ class World:
             peers = provider.figures.peers if provider and provider.figures else ()
             found = max(found, *(peer.mbps for peer in peers if peer.provider == far), 0.0)
         return found
+
+    def set_figures(self, provider: Provider, figures: Figures | None) -> None:
+        provider.figures = figures
+        listens = figures is not None and figures.addresses
+        (self.listening.add if listens else self.listening.discard)(provider.id)
 
     # ---- noting what changes
 
@@ -244,6 +252,7 @@ class World:
             provider = msgspec.json.decode(body, type=Provider)
             world.providers[provider.id] = provider
             world.presence[provider.id] = Presence(since=now)
+            world.set_figures(provider, provider.figures)
         world.reached = {
             peer.provider
             for provider in world.providers.values()
