@@ -7,6 +7,8 @@ import json
 import queue
 import shutil
 import ssl
+import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import httpx
 import msgspec
@@ -18,7 +20,7 @@ from ravnest.api.requests import Problem
 from ravnest.api.tokens import Token
 from ravnest.server.folders import Folders
 from ravnest.server.service.app import table
-from ravnest.server.service.files import Files
+from ravnest.server.service.files import Files, _placing
 from ravnest.server.service.limits import Rate
 from ravnest.server.service.problems import Refusal
 from ravnest.server.service.saying import Saying
@@ -262,32 +264,50 @@ def test_a_disk_that_fills_while_a_file_comes_is_noticed(tmp_path, monkeypatch):
     asyncio.run(story())
 
 
-def test_a_sender_that_goes_away_in_the_middle_leaves_nothing(server, requester):
-    connection = http.client.HTTPSConnection(
-        "127.0.0.1", server.ready.port, context=_context(server), timeout=30
-    )
-    connection.putrequest("PUT", f"/api/v1/blobs/{NOTHING}")
-    connection.putheader("Authorization", requester.headers["Authorization"])
-    connection.putheader("Content-Length", "1000000")
-    connection.endheaders()
-    connection.send(b"x" * 1000)
-    connection.close()
-    assert requester.head(f"blobs/{NOTHING}").status_code == 404
+@pytest.mark.parametrize("method", ["HEAD", "PUT"])
+def test_who_waits_for_a_file_that_is_being_removed_holds_up_nobody_else(
+    server, requester, monkeypatch, method
+):
+    content, waiting, touch = b"wanted", threading.Event(), Files.touch
+
+    def watched(self, sha256):
+        waiting.set()
+        return touch(self, sha256)
+
+    monkeypatch.setattr(Files, "touch", watched)
+    path = f"blobs/{hashlib.sha256(content).hexdigest()}"
+    with ThreadPoolExecutor() as threads, _placing:
+        asking = threads.submit(requester.request, method, path, content=content)
+        assert waiting.wait(30)
+        health = httpx.get(f"{server.url}/healthz", verify=_context(server), timeout=30)
+        assert health.status_code == 200
+        assert not asking.done()
+    assert asking.result().status_code == (404 if method == "HEAD" else 204)
 
 
-def test_a_request_that_is_broken_off_is_no_failure_of_the_server(server, requester, monkeypatch):
+@pytest.mark.parametrize(
+    ("method", "path", "route"),
+    [
+        ("PUT", f"/api/v1/blobs/{NOTHING}", "/api/v1/blobs/{sha256}"),
+        ("POST", "/api/v1/jobs", "/api/v1/jobs"),
+    ],
+)
+def test_a_sender_that_goes_away_in_the_middle_leaves_nothing_and_is_no_failure_of_the_server(
+    server, requester, monkeypatch, method, path, route
+):
     outcomes = queue.SimpleQueue()
     monkeypatch.setattr(server.ready.service.desk, "_count", lambda *what: outcomes.put(what))
     connection = http.client.HTTPSConnection(
         "127.0.0.1", server.ready.port, context=_context(server), timeout=30
     )
-    connection.putrequest("POST", "/api/v1/jobs")
+    connection.putrequest(method, path)
     connection.putheader("Authorization", requester.headers["Authorization"])
-    connection.putheader("Content-Length", "100")
+    connection.putheader("Content-Length", "100000")
     connection.endheaders()
-    connection.send(b"{")
+    connection.send(b"x" * 1000)
     connection.close()
-    assert outcomes.get(timeout=30) == ("/api/v1/jobs", "invalid")
+    assert outcomes.get(timeout=30) == (route, "invalid")
+    assert not list(server.ready.service.folders.incoming.iterdir())
 
 
 # ---- jobs
