@@ -171,14 +171,7 @@ def test_a_websocket_that_cannot_begin_is_counted_until_it_is_gone(tmp_path, mon
 
 def test_nonsense_before_a_websocket_is_accepted_ends_it(caplog):
     async def story():
-        begun, over = asyncio.Event(), asyncio.Event()
-
-        async def undecided(scope, receive, send):
-            await receive()
-            begun.set()
-            assert (await receive())["type"] == "websocket.disconnect"
-            over.set()
-
+        undecided, begun, over = hears_of("websocket.disconnect")
         async with answered_by(undecided) as port:
             reader, writer = await asyncio.open_connection("127.0.0.1", port)
             writer.write(b"GET" + UPGRADE + KEYS + b"\r\n")
@@ -224,6 +217,19 @@ async def answered_by(app):
     )
     async with server, asyncio.timeout(WAIT_S):
         yield server.sockets[0].getsockname()[1]
+
+
+def hears_of(end):
+    """An application that answers nothing; when it has been asked; when it has heard of the end."""
+    begun, over = asyncio.Event(), asyncio.Event()
+
+    async def app(scope, receive, send):
+        await receive()
+        begun.set()
+        assert (await receive())["type"] == end
+        over.set()
+
+    return app, begun, over
 
 
 ASKED = b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n"
@@ -352,20 +358,51 @@ def test_a_connection_with_too_many_requests_ends_without_a_failure(tmp_path, ca
 
 def test_a_request_with_others_behind_it_hears_that_nobody_listens_any_more():
     async def story():
-        begun, over = asyncio.Event(), asyncio.Event()
-
-        async def waiting(scope, receive, send):
-            await receive()
-            begun.set()
-            assert (await receive())["type"] == "http.disconnect"
-            over.set()
-
+        waiting, begun, over = hears_of("http.disconnect")
         async with answered_by(waiting) as port:
             _, writer = await asyncio.open_connection("127.0.0.1", port)
             writer.write(ASKED * 2)
             await begun.wait()
             writer.transport.abort()
             await over.wait()
+
+    asyncio.run(story())
+
+
+@pytest.mark.parametrize(
+    ("asked", "end"),
+    [
+        (ASKED, "http.disconnect"),
+        (b"GET" + UPGRADE + KEYS + b"\r\n", "websocket.disconnect"),
+    ],
+)
+def test_nobody_looks_after_a_connection_that_is_gone(monkeypatch, asked, end):
+    """It would be for ever, and all that belongs to it would stay as long."""
+
+    class Noted(taking.Taking):
+        def __init__(self, transport):
+            super().__init__(transport)
+            self.stopped = asyncio.Event()
+            watches.append(self)
+
+        def stop(self):
+            super().stop()
+            self.stopped.set()
+
+    watches = []
+    monkeypatch.setattr(strangers, "Taking", Noted)
+
+    async def story():
+        waiting, begun, over = hears_of(end)
+        async with answered_by(waiting) as port:
+            _, writer = await asyncio.open_connection("127.0.0.1", port)
+            writer.write(asked)
+            await begun.wait()
+            writer.transport.abort()
+            await over.wait()
+            (watch,) = watches
+            await watch.stopped.wait()
+            assert watch._timer.cancelled()
 
     asyncio.run(story())
 
