@@ -153,6 +153,22 @@ def test_a_submission_that_is_sent_again_is_still_one_job(tmp_path, made):
         assert post(client, made[0], "no key!").status_code == 400
 
 
+def test_the_key_of_one_submission_is_not_taken_for_another(tmp_path, made):
+    other = msgspec.structs.replace(made[0], name="another one")
+    with held_server(tmp_path) as (_, client, desk, threads):
+        upload(client, made[1])
+        first = threads.submit(post, client, made[0], "submission-1")
+        is_held(desk)
+        refused = [post(client, other, "submission-1")]
+        desk.open.set()
+        assert first.result(TIMEOUT_S).status_code == 200
+        refused.append(post(client, other, "submission-1"))
+        assert [(one.status_code, "has one of its own" in one.text) for one in refused] == [
+            (409, True)
+        ] * 2
+        assert [job["name"] for job in client.get("jobs").json()] == [made[0].name]
+
+
 def test_a_submission_is_known_again_after_a_restart(tmp_path, made):
     with held_server(tmp_path) as (_, client, desk, _threads):
         desk.open.set()

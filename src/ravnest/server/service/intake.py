@@ -12,6 +12,7 @@ from pathlib import Path
 
 from ravnest.api.jobs import JobSpec
 from ravnest.api.limits import FileRef
+from ravnest.api.requests import SUBMISSION_KEY
 from ravnest.errors import JobError
 from ravnest.server.access import Caller
 from ravnest.server.changes import Put
@@ -50,24 +51,31 @@ class Intake:
         self._most_jobs = most_jobs
         self._coming: set[str] = set()
         """Ids of jobs that are being looked at."""
-        self._repeatable: dict[tuple[str, str], asyncio.Future[str]] = {}
-        """Token and key of a submission under way → the job that comes of it."""
+        self._repeatable: dict[tuple[str, str], tuple[str, asyncio.Future[str]]] = {}
+        """Token and key of a submission under way → its digest, and the job that comes of it."""
 
-    async def take(self, spec: JobSpec, caller: Caller, key: str) -> str:
-        """The id of the job: a new one, or the one of the same caller that has this key."""
+    async def take(self, spec: JobSpec, caller: Caller, key: str, digest: str) -> str:
+        """The id of the job: a new one, or the one of the same caller that has this key. `digest`
+        is of the whole submission."""
         assert caller.token is not None
         if not key:
-            return await self._take(spec, caller, key)
-        coming = self._repeatable.get((caller.token, key))
-        if coming is not None:
+            return await self._take(spec, caller, key, digest)
+        who = caller.token, key
+        if who in self._repeatable:
+            first, coming = self._repeatable[who]
+            _must_be_the_same(first, digest)
             return await asyncio.shield(coming)
         for job in self._core.world.jobs.values():
-            if (job.owner, job.submission) == (caller.token, key):
+            if (job.owner, job.submission) == who:
+                _must_be_the_same(job.submission_digest, digest)
                 return job.id
-        return await self._shared((caller.token, key), lambda: self._take(spec, caller, key))
+        return await self._shared(who, digest, lambda: self._take(spec, caller, key, digest))
 
-    async def _shared(self, who: tuple[str, str], take: Callable[[], Awaitable[str]]) -> str:
-        coming = self._repeatable[who] = asyncio.get_running_loop().create_future()
+    async def _shared(
+        self, who: tuple[str, str], digest: str, take: Callable[[], Awaitable[str]]
+    ) -> str:
+        coming: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        self._repeatable[who] = digest, coming
         try:
             id = await take()
             coming.set_result(id)
@@ -80,7 +88,7 @@ class Intake:
             coming.cancel()  # without effect if it has ended
             del self._repeatable[who]
 
-    async def _take(self, spec: JobSpec, caller: Caller, key: str) -> str:
+    async def _take(self, spec: JobSpec, caller: Caller, key: str, digest: str) -> str:
         world = self._core.world
         if len(world.jobs.keys() | self._coming) >= self._most_jobs:
             raise Refusal("conflict", "the server has as many jobs as it can; delete some")
@@ -98,7 +106,8 @@ class Intake:
                 assert caller.token is not None
                 who = caller.token, caller.name, caller.kind
                 job, *kept = await self._files.off_loop(_records, id, spec, hashes, *who)
-                job.submission, job.submitted_at = key, self._core.clock()
+                job.submission, job.submission_digest = key, digest
+                job.submitted_at = self._core.clock()
                 await self._core.happen(Submitted(job=job), kept)
         except BaseException:
             if id not in world.jobs:
@@ -148,6 +157,15 @@ class Intake:
             raise Refusal("full", outcome.error)
         if outcome.error:
             raise JobError(f"the model was refused: {outcome.error}")
+
+
+def _must_be_the_same(first: str, digest: str) -> None:
+    """An empty one is of a job that was recorded before digests were."""
+    if first and first != digest:
+        raise Refusal(
+            "conflict",
+            f"another job was submitted with this {SUBMISSION_KEY}; each job has one of its own",
+        )
 
 
 def _records(

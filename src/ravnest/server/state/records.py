@@ -80,6 +80,8 @@ class Job(Record, kw_only=True):
     owner_role: str = "requester"
     submission: str = ""
     """What its requester calls the submission: sent again, it is still this job."""
+    submission_digest: str = ""
+    """By which it is known whether it is the same that is sent again."""
     submitted_at: float
     state: JobState = "waiting"
     reason: str = ""

@@ -1,5 +1,6 @@
 """What requesters ask: to keep files, to run jobs, to steer them, to have the result."""
 
+import hashlib
 import re
 from pathlib import Path
 
@@ -59,7 +60,8 @@ class _Requesters:
         with understood(JobSpec):
             spec = await service.files.off_loop(read_spec, content)
         await service.files.off_loop(check_job, spec)
-        return _shown(service, await service.intake.take(spec, call.caller, key))
+        digest = await service.files.off_loop(lambda: hashlib.sha256(content).hexdigest())
+        return _shown(service, await service.intake.take(spec, call.caller, key, digest))
 
     async def steer(self, call: Call) -> JobView | None:
         service = self._service
@@ -150,7 +152,8 @@ def endpoints(service: Service) -> list[Endpoint]:
             "submit",
             here.submit,
             "Submit a job; its files are there already, else 409 with their hashes. Sent again "
-            f"with the same {SUBMISSION_KEY} (header), it is still one job",
+            f"with the same {SUBMISSION_KEY} (header), it is still one job; with that of another "
+            "job, 409",
             body=JobSpec,
             answer=JobView,
             limit="submit",
