@@ -2,7 +2,7 @@
 
 import asyncio
 import contextlib
-from collections import Counter
+import queue
 
 import pytest
 from a_job import make_job, submit, upload
@@ -67,34 +67,39 @@ def test_bytes_go_both_ways_and_closing_ends_both(made, tmp_path):
 
 
 def test_nobody_is_pinged_through_a_line_that_others_fill(made, tmp_path, monkeypatch):
-    pinged = Counter()
+    pings = queue.SimpleQueue()
     ping = Sockets.send_keepalive_ping
 
     def watched(self):
-        pinged[self.scope["path"]] += 1
+        pings.put(self.scope["path"])
         ping(self)
 
     monkeypatch.setattr(Sockets, "send_keepalive_ping", watched)
     monkeypatch.setattr(running, "_PING_S", 0.05)
 
     async def story(server):
-        async with two_in_a_run(server, made) as (agents, work):
-            one, two, _ = agents
+        async with two_in_a_run(server, made) as ((one, two, _), work):
             dialling = asyncio.create_task(_dial_and_talk(one, work[0].id, two.provider))
             call = await two.expect(Incoming)
-            pinged.clear()
             async with two.socket(f"relay/accept/{call.call}") as socket:
-                for number in range(50):
-                    await socket.recv()
-                    while number == 25 and pinged.total() < 20:
-                        await asyncio.sleep(0.01)  # the three control channels are
-                    await socket.send(b"got it")
+                await _answer(socket, 25)
+                while not pings.empty():
+                    pings.get()
+                # The three control channels are.
+                pinged = {await asyncio.to_thread(pings.get, timeout=30) for _ in range(20)}
+                await _answer(socket, 25)
             await dialling
+            return pinged
 
     with running_server(tmp_path / "server") as server:
-        asyncio.run(story(server))
-    assert pinged
+        pinged = asyncio.run(story(server))
     assert not any(path.startswith(PIPES) for path in pinged)
+
+
+async def _answer(socket, times):
+    for _ in range(times):
+        await socket.recv()
+        await socket.send(b"got it")
 
 
 async def _dial_and_talk(agent, assignment, provider):
@@ -122,9 +127,7 @@ def test_one_provider_has_a_bounded_number_of_calls(made, tmp_path, monkeypatch)
             await _refused(one, f"relay/dial/{work[0].id}/{two.provider}", 429)
             await _refused(two, f"relay/dial/{work[1].id}/{one.provider}", 429)
             async with two.socket(f"relay/accept/{call.call}") as socket:
-                for _ in range(50):
-                    await socket.recv()
-                    await socket.send(b"got it")
+                await _answer(socket, 50)
             await dialling
             again = asyncio.create_task(_dial_and_talk(one, work[0].id, two.provider))
             await two.expect(Incoming)  # there is room again
