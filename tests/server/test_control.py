@@ -207,11 +207,33 @@ def test_frames_that_say_nothing_are_counted(server, join, flood):
     asyncio.run(story())
 
 
-def test_a_message_may_come_in_pieces(server, join):
+BEAT = '{"type":"beat","state":"idle","cpu":0.75}'
+
+
+@pytest.mark.parametrize(
+    "pieces",
+    [[*BEAT], [BEAT, *[" " * sockets.SMALL_BYTES] * (sockets.MOST_SMALL + 1), ""]],
+    ids=["a few small ones", "many large ones"],
+)
+def test_a_message_may_come_in_pieces(server, join, pieces):
     async def story():
         agent = await enrol(server, join)
         async with agent.connected():
-            await agent._socket.send(list('{"type":"beat","state":"idle","cpu":0.75}'))
+            await agent._socket.send(pieces)
+            await seen(server, agent.provider, lambda view: view.cpu == 0.75)
+
+    asyncio.run(story())
+
+
+def test_frames_that_say_nothing_are_not_too_many_if_they_come_slowly(server, join, monkeypatch):
+    monkeypatch.setattr(sockets, "WINDOW_S", 0.0)
+
+    async def story():
+        agent = await enrol(server, join)
+        async with agent.connected():
+            for sending in pings(agent._socket):
+                await (await sending)
+            await agent._socket.send(BEAT)
             await seen(server, agent.provider, lambda view: view.cpu == 0.75)
 
     asyncio.run(story())

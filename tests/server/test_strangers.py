@@ -369,6 +369,28 @@ def test_a_request_with_others_behind_it_hears_that_nobody_listens_any_more():
     asyncio.run(story())
 
 
+def test_a_websocket_does_not_begin_behind_a_request_that_is_not_answered():
+    """What is said on it would come between the words of the answer."""
+
+    async def story():
+        asked = []
+        waiting, _, over = hears_of("http.disconnect")
+
+        async def noted(scope, receive, send):
+            asked.append(scope["type"])
+            await waiting(scope, receive, send)
+
+        async with answered_by(noted) as port:
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            writer.write(ASKED + b"GET" + UPGRADE + KEYS + b"\r\n")
+            assert (await reader.read()).startswith(b"HTTP/1.1 400")
+            await over.wait()
+            assert asked == ["http"]
+            writer.close()
+
+    asyncio.run(story())
+
+
 @pytest.mark.parametrize(
     ("asked", "end"),
     [
