@@ -13,7 +13,7 @@ from ravnest.agent.channel import Pauses
 from ravnest.agent.joining import join
 from ravnest.agent.settings import AgentSettings
 from ravnest.agent.workload import Speed
-from ravnest.api.control import Assign, Beat, Begin, Measured, Prepared, Reported
+from ravnest.api.control import Assign, Beat, Begin, Ended, Measured, Prepared, Reported
 from ravnest.errors import RunDirError, ServerError, TokenError
 
 SPEED = Speed(device="cpu", gflops=50.0, torch="2")
@@ -104,10 +104,20 @@ async def assign(server, given):
     return await server.hear(Prepared, provider)
 
 
-async def train(server, given):
+async def begin(server, given):
     await assign(server, given)
     await server.say(given.provider, Begin(assignment=given.id))
+
+
+async def train(server, given):
+    await begin(server, given)
     return await server.hear(Reported, given.provider)
+
+
+async def work(server, given):
+    """Until its end, which is not settled."""
+    await begin(server, given)
+    return await server.hear(Ended, given.provider)
 
 
 async def beat_of(server, state):

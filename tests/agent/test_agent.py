@@ -10,7 +10,7 @@ import threading
 import psutil
 import pytest
 from made import assignment
-from running import Running, assign, beat_of, files, run, task, train
+from running import Running, assign, beat_of, files, run, task, train, work
 from toyserver import WAIT_S
 
 from ravnest.agent import fetching, sandbox
@@ -121,9 +121,7 @@ def test_a_server_that_starts_anew_finds_the_worker_still_at_work(tmp_path):
 def test_a_worker_that_misbehaves_has_failed_and_its_log_is_kept(tmp_path, job, reason):
     async def test(server):
         async with Running(server, tmp_path / "home") as running:
-            await assign(server, task(server, job))
-            await server.say(7, Begin(assignment="a7"))
-            end = (await server.hear(Ended)).end
+            end = (await work(server, task(server, job))).end
             assert end.outcome == "failed"
             assert reason in end.reason
             await server.say(7, Settled(assignment="a7"))
@@ -138,9 +136,7 @@ def test_a_worker_that_misbehaves_has_failed_and_its_log_is_kept(tmp_path, job, 
 def test_a_worker_that_takes_more_memory_than_allowed_is_ended(tmp_path):
     async def test(server):
         async with Running(server, tmp_path / "home", caps=Caps(memory_bytes=150_000_000)):
-            await assign(server, task(server, "large"))
-            await server.say(7, Begin(assignment="a7"))
-            end = (await server.hear(Ended)).end
+            end = (await work(server, task(server, "large"))).end
             assert "its owner allows 143 MB" in end.reason
 
     run(test, tmp_path)

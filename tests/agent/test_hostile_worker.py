@@ -2,11 +2,11 @@
 
 import pytest
 from made import assignment
-from running import Running, assign, beat_of, files, run, task, train
+from running import Running, beat_of, begin, files, run, task, train, work
 
 from ravnest.agent import folders, worker
 from ravnest.agent.folders import RESTARTED
-from ravnest.api.control import Assign, Begin, Ended, Hello, Prepared, Refused, Reported, Settled
+from ravnest.api.control import Assign, Ended, Hello, Prepared, Refused, Reported, Settled
 
 SECRET = "what belongs to the owner"
 
@@ -23,9 +23,7 @@ def test_a_log_is_what_the_worker_printed_whatever_it_makes_of_its_folder(
 
     async def test(server):
         async with Running(server, tmp_path / "home") as running:
-            await assign(server, task(server, f"log {how}"))
-            await server.say(7, Begin(assignment="a7"))
-            end = (await server.hear(Ended)).end
+            end = (await work(server, task(server, f"log {how}"))).end
             assert "ended with code 3 without a word" in end.reason
             assert SECRET not in end.reason
             assert ("hello from the log" in end.reason) == (how != "stretched")
@@ -81,9 +79,7 @@ def test_results_are_files_in_the_package_and_nothing_that_a_link_leads_to(
 
     async def test(server):
         async with Running(server, tmp_path / "home"):
-            await assign(server, task(server, f"result {how}"))
-            await server.say(7, Begin(assignment="a7"))
-            ended = await server.hear(Ended)
+            ended = await work(server, task(server, f"result {how}"))
             assert ended.end.outcome == outcome
             assert ended.end.reason == reason
             expected = ["trained.json"] if outcome == "done" else []
@@ -101,9 +97,8 @@ def test_a_worker_that_reports_without_end_is_heard_now_and_then(tmp_path):
 
     async def test(server):
         async with Running(server, tmp_path / "home"):
-            await assign(server, task(server, "flood"))
             said = []
-            await server.say(7, Begin(assignment="a7"))
+            await begin(server, task(server, "flood"))
             while not isinstance(message := await server.hear(Reported | Ended), Ended):
                 said.append(message.report.step)
             assert len(said) < 100
@@ -118,9 +113,7 @@ def test_a_folder_of_thousands_of_levels_is_gone_before_the_next_assignment(tmp_
     async def test(server):
         home = tmp_path / "home"
         async with Running(server, home) as running:
-            await assign(server, task(server, "spoil deep"))
-            await server.say(7, Begin(assignment="a7"))
-            await server.hear(Ended)
+            await work(server, task(server, "spoil deep"))
             await server.say(7, Settled(assignment="a7"))
             await server.say(7, Assign(assignment=task(server)))
             await server.hear(Prepared)
@@ -138,9 +131,7 @@ def test_nothing_is_prepared_where_a_worker_has_been(tmp_path):
 
     async def test(server):
         async with Running(server, tmp_path / "home"):
-            await assign(server, task(server, "spoil links"))
-            await server.say(7, Begin(assignment="a7"))
-            await server.hear(Ended)
+            await work(server, task(server, "spoil links"))
             await server.say(7, Settled(assignment="a7"))
             await server.say(7, Assign(assignment=task(server)))
             await server.hear(Prepared)
@@ -156,9 +147,7 @@ def test_nothing_is_prepared_where_a_worker_has_been(tmp_path):
 def test_a_folder_that_was_given_to_a_worker_and_stays_is_not_used(tmp_path, monkeypatch):
     async def test(server):
         async with Running(server, tmp_path / "home") as running:
-            await assign(server, task(server, "spoil links"))
-            await server.say(7, Begin(assignment="a7"))
-            await server.hear(Ended)
+            await work(server, task(server, "spoil links"))
             with monkeypatch.context() as patched:
                 patched.setattr(folders, "move", refuses)
                 await server.say(7, Settled(assignment="a7"))
@@ -192,9 +181,7 @@ def test_only_results_are_kept_of_a_package_that_nobody_wants(tmp_path):
     async def test(server):
         server.refuses = "no"
         async with Running(server, tmp_path / "home") as running:
-            await assign(server, task(server, "result junk"))
-            await server.say(7, Begin(assignment="a7"))
-            await server.hear(Ended)
+            await work(server, task(server, "result junk"))
             await server.say(7, Settled(assignment="a7"))
             await running.tells("undelivered")
             kept = tmp_path / "home" / "undelivered" / "a7"

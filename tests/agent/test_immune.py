@@ -2,13 +2,11 @@
 
 import pytest
 from made import assignment
-from running import Running, assign, beat_of, files, run, task
+from running import Running, beat_of, files, run, task, work
 
 from ravnest.agent import errand, fetching, measuring, worker
 from ravnest.api.control import (
     Assign,
-    Begin,
-    Ended,
     Hello,
     Measured,
     PeerAddress,
@@ -76,9 +74,7 @@ def test_work_that_ends_in_such_a_way_has_failed(tmp_path, monkeypatch, where):
                     patched.setattr(worker.Worker, "_listen", breaks_later)
                 else:
                     patched.setattr(fetching, "upload", breaks)
-                await assign(server, task(server))
-                await server.say(7, Begin(assignment="a7"))
-                end = (await server.hear(Ended)).end
+                end = (await work(server, task(server))).end
             assert (end.outcome, end.saved) == ("failed", False)
             assert "OverflowError: getsockaddrarg" in end.reason
             await server.say(7, Settled(assignment="a7"))

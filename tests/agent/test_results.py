@@ -125,6 +125,13 @@ def test_a_server_that_cannot_take_results_now_gets_them_later(tmp_path, monkeyp
     run(test, tmp_path)
 
 
+async def end_while_the_server_is_away(server, running):
+    await train(server, task(server, "patience"))
+    await server.stop()
+    running.agent.leave()
+    await running.tells("ended")
+
+
 @pytest.mark.parametrize("release", ["this", "earlier"])
 def test_results_are_delivered_by_the_next_agent(tmp_path, release):
     """Also those of an earlier release, which did not note for which server they are: they were
@@ -132,10 +139,7 @@ def test_results_are_delivered_by_the_next_agent(tmp_path, release):
 
     async def test(server):
         async with Running(server, tmp_path / "home") as running:
-            await train(server, task(server, "patience"))
-            await server.stop()
-            running.agent.leave()
-            await running.tells("ended")
+            await end_while_the_server_is_away(server, running)
             running.agent.leave(now=True)
             async with asyncio.timeout(WAIT_S):
                 await running.task
@@ -157,10 +161,7 @@ def test_results_for_one_server_are_not_brought_to_another_nor_lost(tmp_path):
 
     async def test(server):
         async with Running(server, tmp_path / "home") as running:
-            await train(server, task(server, "patience"))
-            await server.stop()
-            running.agent.leave()
-            await running.tells("ended")
+            await end_while_the_server_is_away(server, running)
         async with (
             ToyServer(tmp_path / "another") as other,
             Running(other, tmp_path / "home") as running,
