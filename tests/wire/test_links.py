@@ -119,6 +119,21 @@ def numbered(number, *tensors):
     return Parcel(Command(order="flush", number=number), tensors)
 
 
+async def until(link, reached):
+    """Its traffic is such; whatever is counted there wakes this up."""
+    counted = asyncio.Event()
+
+    class Noticed(flow.Traffic):
+        def __setattr__(self, name, value):
+            super().__setattr__(name, value)
+            counted.set()
+
+    link.traffic.__class__ = Noticed
+    while not reached(link.traffic):
+        counted.clear()
+        await counted.wait()
+
+
 def test_messages_arrive_in_order_in_both_directions(run):
     async def scenario(world):
         a, b = await world.pair()
@@ -208,8 +223,7 @@ def test_nobody_waits_for_a_neighbour_that_is_not_needed_any_more(run, caplog):
         await b.endpoint._network.close()  # as when its process dies
         assert "b" in str((await a.next(Lost)).error)
         await a.endpoint._network.close()
-        while not b.link.traffic.breaks:
-            await asyncio.sleep(0.01)
+        await until(b.link, lambda traffic: traffic.breaks)
         b.link.set_needed(False)  # as when one hears of it later
         assert "a" in str((await b.next(Lost)).error)
 
@@ -347,8 +361,7 @@ def test_a_neighbour_of_which_nothing_is_heard_is_called_anew(run, caplog):
         a.link, b.link = await a.endpoint.dial(b.peer), await b.endpoint.expect(a.peer)
         await a.next(Up)
         await b.next(Up)
-        while not a.link.traffic.breaks:
-            await asyncio.sleep(0.01)
+        await until(a.link, lambda traffic: traffic.breaks)
         a.link.send(numbered(5))
         assert (await b.next()).message.number == 5
 
@@ -366,8 +379,8 @@ def test_neighbours_that_have_nothing_to_say_give_signs_of_life(run):
         await a.next(Up)
         await b.next(Up)
         sign = len(ack_chunk(Ack(0, 0)))
-        while min(one.link.traffic.received_bytes for one in (a, b)) < 40 * sign:
-            await asyncio.sleep(0.01)  # longer than either would wait for a silent one
+        for party in (a, b):  # longer than either would wait for a silent one
+            await until(party.link, lambda traffic: traffic.received_bytes >= 40 * sign)
         assert a.link.traffic.breaks == b.link.traffic.breaks == 0
         assert a.events.empty()
         assert b.events.empty()
@@ -466,8 +479,7 @@ def test_a_restarted_neighbour_is_not_mistaken_for_the_old_one(run):
     async def scenario(world):
         a, b = await world.pair()
         await a.endpoint._network.close()
-        while not b.link.traffic.breaks:
-            await asyncio.sleep(0.01)
+        await until(b.link, lambda traffic: traffic.breaks)
         again = world.party("a")
         await again.endpoint.dial(b.peer)
         assert "restarted" in str((await b.next(Lost)).error)
