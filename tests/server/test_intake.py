@@ -186,7 +186,10 @@ def test_a_refused_submission_is_refused_again_and_can_be_repeated(tmp_path, mad
         desk.outcome = PlanOutcome(error="it has an operator that nobody knows")
         for _ in range(2):
             refused = post(client, made[0], "submission-1")
-            assert (refused.status_code, "nobody knows" in refused.text) == (400, True)
+            assert (refused.status_code, "was refused: it has" in refused.text) == (400, True)
+        desk.outcome = PlanOutcome(error="the process ended with -9", crashed=True)
+        refused = post(client, made[0], "submission-1")
+        assert (refused.status_code, "could not be checked" in refused.text) == (400, True)
         desk.outcome = PlanOutcome()
         assert post(client, made[0], "submission-1").status_code == 200
 

@@ -156,7 +156,8 @@ class Intake:
         if outcome.full:
             raise Refusal("full", outcome.error)
         if outcome.error:
-            raise JobError(f"the model was refused: {outcome.error}")
+            what = "could not be checked" if outcome.crashed else "was refused"
+            raise JobError(f"the model {what}: {outcome.error}")
 
 
 def _must_be_the_same(first: str, digest: str) -> None:
