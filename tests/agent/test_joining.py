@@ -74,6 +74,23 @@ def test_without_identity_and_token_it_says_what_is_missing(tmp_path):
     run(test, tmp_path)
 
 
+def test_who_gets_no_good_certificate_has_not_joined(tmp_path):
+    """It could not be started again, and nobody would talk to it."""
+
+    async def test(server):
+        home = tmp_path / "home"
+        server.enrolment = lambda signed: "<html>a proxy's error page</html>"
+        async with Running(server, home) as running:
+            with pytest.raises(ServerError, match="certificate for this provider is none"):
+                await running.task
+        assert load_identity(home, server.address) is None
+        server.enrolment = None
+        async with Running(server, home):
+            await server.hear(Measured)
+
+    run(test, tmp_path)
+
+
 def test_a_provider_that_was_removed_ends_and_joins_anew_only_with_a_token(tmp_path):
     async def test(server):
         home = tmp_path / "home"

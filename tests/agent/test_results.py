@@ -3,14 +3,18 @@
 import asyncio
 import errno
 import os
+import threading
 
 import pytest
-from running import Running, assign, beat_of, run, task, train
+from made import assignment, end
+from running import Running, assign, beat_of, run, task, train, work
 from toyserver import WAIT_S, ToyServer
 
 from ravnest.agent import fetching
 from ravnest.agent import folders as folders_module
 from ravnest.agent.folders import RESTARTED, WorkFolders
+from ravnest.agent.identity import Identity
+from ravnest.agent.results import Results
 from ravnest.api.control import (
     Assign,
     Begin,
@@ -20,6 +24,7 @@ from ravnest.api.control import (
     Settled,
     Steer,
 )
+from ravnest.api.work import WorkOrder
 
 
 def test_work_that_is_dropped_as_its_results_are_to_be_brought_back(tmp_path):
@@ -108,6 +113,57 @@ def test_undelivered_results_do_not_pile_up_for_ever(tmp_path, monkeypatch):
     assert len(list(folders.gone.iterdir())) == 3
     folders.empty()
     assert list(folders.gone.iterdir()) == []
+
+
+def given_to_a_worker(folders, name, at):
+    """Recorded at that time; the worker has done something in its folder since."""
+    identity = Identity(folders.home / "identity" / "server", 7, "toy", "", "")
+    folder = folders.of(name)
+    folder.path.mkdir(parents=True)
+    folder.give_order(
+        WorkOrder(assignment=assignment(name), listen="127.0.0.1:1", routes={}), identity
+    )
+    folder.record_end(end(reason=name))
+    os.utime(folder.records, (at, at))
+    return identity
+
+
+def test_what_is_taken_up_is_the_last_work_by_the_clock_of_the_agent(tmp_path):
+    """A script sets that of its folder as it likes, and was taken up instead of work after it."""
+    folders = WorkFolders(tmp_path)
+    given_to_a_worker(folders, "newer", at=2000)
+    identity = given_to_a_worker(folders, "older", at=1000)
+    os.utime(folders.of("newer").path, (0, 0))
+    assert folders.left_behind(identity)[1].reason == "newer"
+    assert not folders.of("older").was_given
+
+
+def test_folders_that_somebody_else_clears_are_left_to_them(tmp_path):
+    folders = WorkFolders(tmp_path)
+    for name in ("cleared", "left", "same"):
+        given_to_a_worker(folders, name, at=1000)
+    folders.make_way("same", but={"cleared"})
+    assert [path.name for path in folders.root.iterdir()] == ["cleared"]
+    assert folders.of("cleared").was_given
+
+
+def test_results_are_looked_at_beside_the_agent(tmp_path, monkeypatch):
+    """There may be a hundred thousand of them."""
+    threads, names = [], Results.names
+
+    def noted(results):
+        threads.append(threading.current_thread())
+        return names(results)
+
+    monkeypatch.setattr(Results, "names", noted)
+
+    async def test(server):
+        async with Running(server, tmp_path / "home"):
+            assert len((await work(server, task(server))).results) == 2
+
+    run(test, tmp_path)
+    assert threads
+    assert threading.main_thread() not in threads
 
 
 def test_a_server_that_cannot_take_results_now_gets_them_later(tmp_path, monkeypatch):

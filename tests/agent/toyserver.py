@@ -54,6 +54,8 @@ class ToyServer:
         """Certificates; else it cannot at the moment."""
         self.renewal = None
         """What it gives instead of a certificate, made of one that is signed and its number."""
+        self.enrolment = None
+        """What it gives instead of the first one, made of that."""
         self.heartbeat_s = 0.2
         self.port = 0
 
@@ -147,11 +149,14 @@ class ToyServer:
         number = 7 + len(self.credentials)
         credential = str(Credential.make(number))
         self.credentials[credential] = number
+        signed = self.authority.sign_provider(number, asked.key_request, self.now)
+        if self.enrolment is not None:
+            signed = self.enrolment(signed)
         return _json(
             Enrolled(
                 provider=number,
                 credential=credential,
-                certificate=self.authority.sign_provider(number, asked.key_request, self.now),
+                certificate=signed,
                 authority=self.authority.pem,
             )
         )

@@ -350,6 +350,21 @@ def test_plain_tcp_finds_neighbours_by_name_even_at_the_end(name, monkeypatch):
     asyncio.run(main())
 
 
+def test_a_stream_that_is_given_up_takes_its_connection_along():
+    """gRPC would keep it, and open it again whenever it is lost, for nobody."""
+
+    async def main():
+        party, caller = Party(GrpcNetwork(), "b"), GrpcNetwork()
+        await party.endpoint.listen(party.address)
+        for _ in range(3):
+            (await caller.dial(party.address)).abandon()
+        assert not caller._channels
+        await caller.close()
+        await party.endpoint.close(0.1)
+
+    asyncio.run(asyncio.wait_for(main(), 30))
+
+
 def test_a_neighbour_of_which_nothing_is_heard_is_called_anew(run, caplog):
     caplog.set_level(logging.INFO, logger="ravnest.wire")
 
