@@ -147,6 +147,23 @@ def test_folders_that_somebody_else_clears_are_left_to_them(tmp_path):
     assert folders.of("cleared").was_given
 
 
+def test_what_cannot_be_removed_keeps_nothing_else_from_it(tmp_path, monkeypatch):
+    folders, asked, remove = WorkFolders(tmp_path), [], folders_module.remove
+    for name in "abc":
+        (folders.gone / name).mkdir(parents=True)
+
+    def fails_at_first(path):
+        asked.append(path)
+        if len(asked) == 1:
+            raise PermissionError(errno.EPERM, "Operation not permitted")
+        remove(path)
+
+    monkeypatch.setattr(folders_module, "remove", fails_at_first)
+    with pytest.raises(PermissionError):
+        folders.empty()
+    assert list(folders.gone.iterdir()) == asked[:1]
+
+
 def test_results_are_looked_at_beside_the_agent(tmp_path, monkeypatch):
     """There may be a hundred thousand of them."""
     threads, names = [], Results.names
