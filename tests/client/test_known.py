@@ -124,19 +124,28 @@ def test_without_a_token_a_server_cannot_be_recognised():
 
 def test_two_commands_at_once_lose_nothing(tmp_path, monkeypatch):
     """One read, the other one wrote, and the first wrote what it had read."""
-    read, others = known.read_known, []
+    read, others, moved = known.read_known, [], threading.Event()
+
+    def another():
+        remember(second, tmp_path)
+        moved.set()
 
     def while_another_one_runs(folder):
         found = read(folder)
         if not others:
-            others.append(threading.Thread(target=remember, args=(second, tmp_path)))
+            others.append(threading.Thread(target=another))
             others[0].start()
-            # It is done at once, or waits until the first one is.
-            others[0].join(0.3)
+            assert moved.wait(30), "it is neither done, nor does it wait for the first one"
         return found
+
+    def in_line(lock, **options):
+        if threading.current_thread() in others:
+            moved.set()
+        return only_one(lock, **options)
 
     first, second = (Access(ServerAddress(host, 1), FIRST) for host in ("first", "second"))
     monkeypatch.setattr(known, "read_known", while_another_one_runs)
+    monkeypatch.setattr(known, "only_one", in_line)
     remember(first, tmp_path)
     others[0].join(30)
     assert set(read(tmp_path).servers) == {"https://first:1", "https://second:1"}
