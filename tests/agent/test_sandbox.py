@@ -4,10 +4,16 @@ import subprocess
 import sys
 
 import pytest
+from made import assignment
 
 from ravnest.agent import sandbox
+from ravnest.agent.errand import Errand, Surroundings
+from ravnest.agent.folders import WorkFolders
 from ravnest.agent.machine import Load
 from ravnest.agent.sandbox import sandboxed, temporary_bytes, why_not
+from ravnest.agent.settings import AgentSettings
+from ravnest.api.machine import Caps
+from ravnest.client.address import ServerAddress
 
 LOOK = """
 import os, pathlib, ravnest.api
@@ -201,6 +207,19 @@ def test_temporary_folders_take_a_part_of_the_memory_and_are_counted(tmp_path):
         grown = Load.process_memory(process.pid) - before
         process.communicate("1")
     assert most // 2 - (8 << 20) < grown < most // 2 + (8 << 20)
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_what_its_owner_allows_is_what_a_script_gets_a_part_of(tmp_path, device):
+    """On another device the limit is of that one's memory."""
+    caps = Caps(scripts="sandboxed", memory_bytes=800)
+    settings = AgentSettings(ServerAddress("host"), name="toy", home=tmp_path, caps=caps)
+    around = Surroundings(settings, None, None, device, None)
+    folder = WorkFolders(tmp_path).of("a1")
+    command = Errand(assignment(script=True), folder, around)._command()
+    size = int(command[command.index("/tmp") - 2])
+    assert (size == 100) == (device == "cpu")
+    assert Errand(assignment(), folder, around)._command() is None
 
 
 def test_what_is_in_no_sandbox_has_no_temporary_folders_of_its_own():
