@@ -12,7 +12,7 @@ import msgspec
 import psutil
 import pytest
 
-from ravnest.agent import machine, workload
+from ravnest.agent import links, machine, workload
 from ravnest.agent.links import measure_link, settled_mbps
 from ravnest.agent.machine import (
     a_name,
@@ -154,11 +154,13 @@ def test_a_bucket_does_not_save_up_for_ever():
     assert bucket.take(1_000_000) == pytest.approx(0.75)
 
 
-def test_a_server_that_sends_without_end_is_not_measured_for_ever():
+@pytest.mark.parametrize("piece", [b"z" * 1000, b""], ids=["too much", "too slowly"])
+def test_a_server_that_sends_without_end_is_not_measured_for_ever(monkeypatch, piece):
     class Endless:
         @contextlib.contextmanager
         def open(self, *_, **__):
-            yield types.SimpleNamespace(iter_raw=lambda: itertools.repeat(b"z" * 1000))
+            yield types.SimpleNamespace(iter_raw=lambda: itertools.repeat(piece, 100_000))
 
+    monkeypatch.setattr(links, "_LONGEST_S", 1000.0 if piece else -1.0)
     with pytest.raises(ServerError, match="does not end where it should"):
         measure_link(Endless())

@@ -20,7 +20,7 @@ class Scene:
         self.sim = pool_of(1)
         self.job = training(self.sim)
         self.part = self.sim.world.at_work[1]
-        self.looked, self.let_go = 0, asyncio.Event()
+        self.looked, self.looking, self.let_go = 0, asyncio.Event(), asyncio.Event()
         seen = SimpleNamespace(id="", run=1, epoch=0.0, step=0, loss=None, metrics={})
         core = SimpleNamespace(
             world=self.sim.world,
@@ -41,6 +41,7 @@ class Scene:
 
     async def _whole(self, part, results):
         self.looked += 1
+        self.looking.set()
         await self.let_go.wait()
         return results
 
@@ -64,6 +65,7 @@ def story(tell):
 def test_an_end_that_is_said_again_meanwhile_is_looked_at_once():
     async def tell(scene):
         scene.says_its_end()
+        await scene.looking.wait()
         scene.says_its_end()
         assert scene.part.is_open
         scene.let_go.set()

@@ -46,6 +46,15 @@ def test_what_stands_in_the_way_of_weights_is_moved_aside_and_not_written_throug
     assert target.read_text() == "precious" if what == "link" else not target.exists()
 
 
+def test_what_was_moved_aside_is_not_overwritten_either(tmp_path):
+    weights = tmp_path / "trained_state_dict.safetensors"
+    for before in (b"first", b"second"):
+        weights.write_bytes(before)
+        write_result(Trained(), tmp_path)
+    aside = [weights.with_suffix(f".{number}.safetensors").read_bytes() for number in (1, 2)]
+    assert aside == [b"first", b"second"]
+
+
 def test_nothing_is_written_through_a_link_by_the_name_of_an_unfinished_file(tmp_path):
     folder, target = tmp_path / "trained", tmp_path / "precious"
     folder.mkdir()

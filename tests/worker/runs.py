@@ -5,6 +5,7 @@ import json
 import os
 import queue
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -222,6 +223,8 @@ class Process:
             stdout=subprocess.PIPE,
             stderr=self._log,
             env={**os.environ, "OMP_NUM_THREADS": "1"},
+            # Those who run the tests may ignore it: in the background, say.
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
         )
         self.lines: queue.Queue[Line | None] = queue.Queue()
         self.said: list[Line] = []
