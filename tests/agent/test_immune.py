@@ -4,7 +4,7 @@ import pytest
 from made import assignment
 from running import Running, beat_of, files, run, task, work
 
-from ravnest.agent import errand, fetching, measuring, worker
+from ravnest.agent import errand, fetching, folders, measuring, worker
 from ravnest.api.control import (
     Assign,
     Hello,
@@ -61,6 +61,21 @@ def test_an_assignment_that_cannot_be_prepared_in_such_a_way_is_refused(tmp_path
             assert not refused.lasting
             await server.say(7, Assign(assignment=assignment("b7", files=files(server))))
             await beat_of(server, "ready")
+
+    run(test, tmp_path)
+
+
+def test_what_an_earlier_agent_has_left_does_not_keep_this_one_from_beginning(
+    tmp_path, monkeypatch
+):
+    monkeypatch.setattr(folders.WorkFolders, "left_behind", breaks)
+
+    async def test(server):
+        async with Running(server, tmp_path / "home") as running:
+            assert (await server.hear(Hello)).state == "idle"
+            assert "has left is not used: OverflowError" in running.told("mistake")[0]
+            await server.hear(Measured)
+            await is_free(server)
 
     run(test, tmp_path)
 

@@ -91,6 +91,19 @@ def test_an_end_that_could_not_be_looked_at_is_asked_for_again():
     story(tell)
 
 
+def test_an_end_that_is_looked_at_when_the_server_closes_is_left_to_the_next_one():
+    async def tell(scene):
+        scene.says_its_end()
+        await scene.looking.wait()
+        (look,) = scene.reports._ending.values()
+        scene.reports.close()
+        await asyncio.wait({look})
+        assert scene.part.is_open
+        assert scene.hung_up.empty()
+
+    story(tell)
+
+
 def test_an_end_of_what_is_over_is_settled_without_a_look():
     async def tell(scene):
         scene.let_go.set()
