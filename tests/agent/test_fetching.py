@@ -39,11 +39,11 @@ class SlowServer:
         target.write_bytes(ROWS)
 
 
-def fetch(tmp_path):
+def fetch(tmp_path, on_share=lambda _: None):
     folder = AssignmentFolder(tmp_path / "work" / "a1")
     folder.path.mkdir(parents=True)
     kept, given = KeptFiles(tmp_path), assignment(files=(FILE,))
-    asyncio.run(fetching.fetch(None, given, folder, kept, on_share=lambda _: None))
+    asyncio.run(fetching.fetch(None, given, folder, kept, on_share=on_share))
     return folder.path / FILE.path
 
 
@@ -58,3 +58,18 @@ def test_without_a_byte_it_is_given_up(tmp_path, monkeypatch):
     with pytest.raises(BrokenOffError, match="the line is broken"):
         fetch(tmp_path)
     assert slow.now == 900.0
+
+
+def test_bytes_that_come_twice_are_not_more_than_all(tmp_path, monkeypatch):
+    """What a disk has lost is fetched again."""
+
+    def download(client, path, target, *, progress, **_):
+        for so_far in (8, 3, 10):
+            progress(so_far)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_bytes(ROWS)
+
+    shares = []
+    monkeypatch.setattr(fetching, "download", download)
+    fetch(tmp_path, shares.append)
+    assert shares == [0.8, 0.8, 1.0]

@@ -45,6 +45,23 @@ def test_a_probe_that_fails_in_a_way_that_nobody_thought_of(tmp_path, monkeypatc
     run(test, tmp_path)
 
 
+def test_a_line_that_cannot_be_measured_in_such_a_way_is_measured_again(tmp_path, monkeypatch):
+    async def test(server):
+        with monkeypatch.context() as patched:
+            patched.setattr(measuring, "measure_link", breaks)
+            async with Running(server, tmp_path / "home") as running:
+                await running.tells("measuring")
+                assert "cannot be measured now: getsockaddrarg" in running.told("measuring")[0]
+                assert running.told("mistake") == []
+                patched.undo()
+                await server.stop()
+                await server.start()
+                await server.hear(Measured)
+                await is_free(server)
+
+    run(test, tmp_path)
+
+
 def test_an_assignment_that_cannot_be_prepared_in_such_a_way_is_refused(tmp_path, monkeypatch):
     """Not for good: it may go well the next time, and the job would be without this provider."""
 

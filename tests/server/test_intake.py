@@ -33,8 +33,10 @@ class Desk:
         self.entered = threading.Semaphore(0)
         self.open = threading.Event()
         self.outcome = PlanOutcome()
+        self.owners = []
 
     async def do(self, folder, order):
+        self.owners.append(order.owner)
         self.loop = asyncio.get_running_loop()
         self.entered.release()
         await self.loop.run_in_executor(None, self.open.wait, TIMEOUT_S)
@@ -122,6 +124,17 @@ def test_a_job_whose_files_are_gone_when_it_was_looked_at_is_refused(tmp_path, m
         assert coming.result(TIMEOUT_S).status_code == 409
         assert client.get("jobs").json() == []
         assert not list(server.ready.service.folders.jobs.iterdir())
+
+
+def test_a_model_is_checked_in_the_name_of_whoever_submits_it(tmp_path, made):
+    """Everybody gets a turn, so it matters whose it is."""
+    with held_server(tmp_path) as (server, _, desk, _):
+        desk.open.set()
+        for name in ("ada", "grace"):
+            with server.client(server.token("requester", name=name)) as client:
+                upload(client, made[1])
+                submit(client, made[0])
+        assert desk.owners == ["ada", "grace"]
 
 
 def test_jobs_that_are_looked_at_count_among_those_there_may_be(tmp_path, made):

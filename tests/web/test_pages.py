@@ -151,6 +151,16 @@ def test_a_machine_is_followed_while_its_dialog_is_open(visit: Visit) -> None:
 
 
 @in_browser()
+def test_a_dialog_over_another_one_has_its_own_name(visit: Visit) -> None:
+    page = visit.open()
+    visit.sign_in(token("operator"))
+    page.get_by_role("button", name="grace-desktop").click()
+    expect(page.get_by_role("dialog", name="grace-desktop", exact=True)).to_be_visible()
+    page.get_by_role("button", name="Remove").click()
+    expect(page.get_by_role("dialog", name="Remove grace-desktop?", exact=True)).to_be_visible()
+
+
+@in_browser()
 def test_a_machine_is_not_followed_when_its_dialog_is_closed(visit: Visit) -> None:
     page = visit.open()
     page.get_by_role("button", name="grace-desktop").click()
