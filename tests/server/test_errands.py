@@ -2,6 +2,7 @@
 
 import asyncio
 import threading
+from types import SimpleNamespace
 
 import pytest
 from a_job import make_job, submit, upload
@@ -12,12 +13,15 @@ from state_simulation import FACTS
 from ravnest.api.control import Assign
 from ravnest.api.machine import Caps
 from ravnest.server.changes import Put
+from ravnest.server.folders import Folders
 from ravnest.server.planjob.outcome import PlanOrder, PlanOutcome
 from ravnest.server.service.core import Core
+from ravnest.server.service.errands import Errands
 from ravnest.server.service.work import WorkLimits, Workshop, _prepare
-from ravnest.server.state.effects import Close
+from ravnest.server.state.effects import Close, Fuse
 from ravnest.server.state.events import EnrolledNow, Noted
 from ravnest.server.state.machine import handle
+from ravnest.server.state.records import Job
 from ravnest.server.state.world import World
 from ravnest.server.store import open_store
 
@@ -103,6 +107,23 @@ def operator(server, made):
 async def joined(server):
     token = server.token("provider")
     return await FakeAgent.enrol(server.url, token, authority=server.authority, name="p")
+
+
+def test_weights_are_put_together_in_the_name_of_the_owner_of_their_job(tmp_path):
+    """Everybody gets a turn, so it matters whose it is."""
+
+    async def story():
+        world, started = World(), []
+        world.jobs["j"] = Job(
+            id="j", name="j", owner="t", owner_name="ada", submitted_at=1.0, epochs=1
+        )
+        workshop = SimpleNamespace(start=lambda key, folder, order, done: started.append(order))
+        core = SimpleNamespace(world=world)
+        errands = Errands(core, Folders(tmp_path), None, None, None, workshop)
+        errands.perform(Fuse(job="j", run=1, cluster=0))
+        return [(order.task, order.owner) for order in started]
+
+    assert asyncio.run(story()) == [("fuse", "ada")]
 
 
 def test_a_part_that_cannot_be_read_is_a_lost_run_and_not_an_endless_wait(server, operator, made):
