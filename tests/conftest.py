@@ -1,4 +1,6 @@
-"""Tests that need more than Python say so: `@pytest.mark.needs("chromium")`.
+"""What tests of many folders have in common.
+
+Tests that need more than Python say so: `@pytest.mark.needs("chromium")`.
 
 Where such a program is missing they are left out, and the end of the output says which and why. In
 CI everything has to be there, so there it is an error.
@@ -27,6 +29,15 @@ def is_there(need: str) -> bool:
         tools = all(shutil.which(tool) for tool in ("ip", "tc"))
         return tools and getattr(os, "geteuid", lambda: 1)() == 0
     return shutil.which(need) is not None
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Of a user who has never used a server."""
+    for name in ("RAVNEST_SERVER", "RAVNEST_TOKEN"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("RAVNEST_HOME", str(tmp_path / "home"))
+    return tmp_path / "home"
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -22,13 +22,7 @@ from ravnest.cli.doctor.findings import Finding, examine
 from ravnest.client.address import ServerAddress
 from ravnest.errors import ServerError
 
-
-@pytest.fixture(autouse=True)
-def home(tmp_path, monkeypatch):
-    for name in ("RAVNEST_SERVER", "RAVNEST_TOKEN"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("RAVNEST_HOME", str(tmp_path / "home"))
-    return tmp_path / "home"
+pytestmark = pytest.mark.usefixtures("home")
 
 
 def only(found):

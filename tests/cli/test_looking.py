@@ -11,14 +11,7 @@ from web.simulation import JOB, Simulation
 from ravnest.api.views import JobDetail, JobView, Overview, ProviderView
 from ravnest.cli import main, screen
 
-
-@pytest.fixture(autouse=True)
-def home(tmp_path, monkeypatch):
-    """A user who has never used a server."""
-    for name in ("RAVNEST_SERVER", "RAVNEST_TOKEN"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("RAVNEST_HOME", str(tmp_path / "home"))
-    return tmp_path / "home"
+pytestmark = pytest.mark.usefixtures("home")
 
 
 @pytest.fixture

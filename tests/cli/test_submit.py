@@ -33,11 +33,8 @@ def job():
 
 
 @pytest.fixture(autouse=True)
-def _project(tmp_path, monkeypatch):
+def _project(tmp_path, monkeypatch, home):
     """A folder of somebody who has never used a server."""
-    for name in ("RAVNEST_SERVER", "RAVNEST_TOKEN"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("RAVNEST_HOME", str(tmp_path / "home"))
     monkeypatch.setattr(sys, "path", list(sys.path))
     before = set(sys.modules)
     monkeypatch.chdir(tmp_path)

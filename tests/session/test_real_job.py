@@ -35,10 +35,7 @@ def job():
 
 
 @pytest.fixture(autouse=True)
-def home(tmp_path, monkeypatch):
-    for name in ("RAVNEST_SERVER", "RAVNEST_TOKEN"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("RAVNEST_HOME", str(tmp_path / "home"))
+def _project(tmp_path, monkeypatch, home):
     monkeypatch.setattr(sys, "path", list(sys.path))
     monkeypatch.chdir(tmp_path)
 

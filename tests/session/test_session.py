@@ -13,13 +13,7 @@ from ravnest.data.text import text_windows
 from ravnest.errors import JobError, ServerError, TokenError
 from ravnest.session.results import write_result
 
-
-@pytest.fixture(autouse=True)
-def _stranger(tmp_path, monkeypatch):
-    """A user who has never used a server."""
-    for name in ("RAVNEST_SERVER", "RAVNEST_TOKEN"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("RAVNEST_HOME", str(tmp_path / "home"))
+pytestmark = pytest.mark.usefixtures("home")
 
 
 @pytest.fixture
