@@ -138,6 +138,14 @@ def test_what_is_taken_up_is_the_last_work_by_the_clock_of_the_agent(tmp_path):
     assert not folders.of("older").was_given
 
 
+def test_a_folder_that_a_worker_was_given_is_not_begun_anew(tmp_path):
+    """It may be full of links that lead elsewhere."""
+    folders = WorkFolders(tmp_path)
+    identity = given_to_a_worker(folders, "a1", at=1000)
+    with pytest.raises(OSError, match="was given to a worker before"):
+        folders.of("a1").begin(identity)
+
+
 def test_folders_that_somebody_else_clears_are_left_to_them(tmp_path):
     folders = WorkFolders(tmp_path)
     for name in ("cleared", "left", "same"):
