@@ -111,6 +111,23 @@ def test_what_cannot_be_removed_is_an_error_and_the_rest_is_gone(tmp_path, monke
     assert [path.name for path in (tmp_path / "top").iterdir()] == ["stuck"]
 
 
+def test_where_much_cannot_be_removed_it_is_given_up_after_some_of_it(tmp_path, monkeypatch):
+    """A script may leave millions of files, and each that stays is remembered."""
+    tried = []
+
+    def refused(name, **where):
+        tried.append(name)
+        raise PermissionError(1, "Operation not permitted", name)
+
+    for number in range(50):
+        (tmp_path / str(number)).touch()
+    monkeypatch.setattr(removing, "_MOST_STUCK", 3)
+    monkeypatch.setattr(os, "unlink", refused)
+    with pytest.raises(PermissionError):
+        remove(tmp_path)
+    assert len(tried) == 4
+
+
 def test_where_folders_cannot_be_opened_locked_files_are_removed_by_path(tmp_path, monkeypatch):
     """As on Windows, where a file that is only to be read cannot be removed."""
     (tmp_path / "top" / "inner").mkdir(parents=True)
