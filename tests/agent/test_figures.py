@@ -77,6 +77,7 @@ def test_a_workers_environment_has_its_threads_and_no_secrets(monkeypatch):
     secrets = ("RAVNEST_JOIN_TOKEN", "AWS_SECRET_ACCESS_KEY", "https_proxy", "SSH_AUTH_SOCK")
     # They begin as those do that are needed.
     secrets += ("NVIDIA_API_KEY", "NVIDIA_ANYTHING", "TORCH_HUB_TOKEN", "Python_Index_Password")
+    secrets += ("CUDA_API_KEY", "NCCL_SECRET", "HIP_PASSPHRASE", "MKL_CREDENTIALS", "OMP_AUTH")
     for name in secrets:
         monkeypatch.setenv(name, "secret")
     needed = ("PATH", "HOME", "TMPDIR", "LC_ALL", "CUDA_VISIBLE_DEVICES", "PYTHONPATH")
