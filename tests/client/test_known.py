@@ -45,6 +45,16 @@ def test_the_last_one_used_is_meant(tmp_path):
     assert find_access("older:1", environment={}, folder=tmp_path).token == FIRST
 
 
+def test_localhost_and_its_address_are_one_server_if_it_can_be_recognised(tmp_path):
+    remember(Access(ServerAddress("localhost", 1), FIRST, "PEM"), tmp_path)
+    remember(Access(ServerAddress("127.0.0.1", 2, "http"), FIRST), tmp_path)
+    options = {"folder": tmp_path, "environment": {}, "insecure": True}
+    found = find_access("https://127.0.0.1:1", **options)
+    assert found == Access(ServerAddress("127.0.0.1", 1), FIRST, "PEM")
+    assert find_access("https://127.0.0.1:2", **options).token is None
+    assert find_access("http://localhost:2", **options).token is None
+
+
 def test_an_authority_is_not_used_with_another_servers_token(tmp_path):
     remember(Access(ServerAddress("known", 1), FIRST, "PEM"), tmp_path)
     options = {"folder": tmp_path, "environment": {}}
@@ -59,8 +69,9 @@ def test_on_the_servers_own_machine_nothing_has_to_be_said(tmp_path):
     assert find_access(**options) == Access(ServerAddress("127.0.0.1", DEFAULT_PORT), OPERATOR)
     (tmp_path / "server" / "address").write_text("https://127.0.0.1:9\n")
     assert find_access(**options).address.port == 9
-    # Nobody else gets it.
-    assert find_access("elsewhere:1", **options).token is None
+    # Nobody else gets it, other programs of this machine among them.
+    for other in ("elsewhere:1", "127.0.0.1:10", "http://127.0.0.1:9", "http://localhost:9"):
+        assert find_access(other, insecure=True, **options).token is None
 
 
 def test_all_addresses_of_the_server_on_this_machine_are_recognised(tmp_path):

@@ -47,8 +47,9 @@ class JobRefusedError(AnswerError, JobError):
     pass
 
 
-def refusal(status: int, body: bytes, path: str) -> AnswerError:
-    """The error that an answer other than success stands for, in the server's own words."""
+def refusal(status: int, body: bytes, path: str, bearer_note: str = "") -> AnswerError:
+    """The error that an answer other than success stands for, in the server's own words; with the
+    note, if it is about who has asked."""
     try:
         problem = msgspec.json.decode(body, type=Problem)
         text, code = problem.error, problem.code
@@ -60,6 +61,7 @@ def refusal(status: int, body: bytes, path: str) -> AnswerError:
     kind: type[AnswerError] = SaidNoError
     if status in (401, 403):
         kind = TokenRefusedError
+        text += f". {bearer_note}" * bool(bearer_note)
     elif "/jobs" in path and 400 <= status < 500 and status != 429:
         kind = JobRefusedError
     return kind(text, status, code, body)

@@ -44,10 +44,13 @@ class HttpClient:
         *,
         authority: str | None,
         bearer: str | None = None,
+        bearer_note: str = "",
     ) -> None:
+        """`bearer_note` is added to what the server says when it refuses the bearer."""
         self.address = address
         self.authority = authority
         self.bearer = bearer
+        self._bearer_note = bearer_note
         self.closed = threading.Event()
         """Ends whatever waits between two attempts."""
         if authority is None and address.scheme == "https":
@@ -149,7 +152,9 @@ class HttpClient:
                 **options,
             ) as answer:
                 if not answer.is_success and answer.status_code not in accept:
-                    said_no = refusal(answer.status_code, _start_of(answer), path)
+                    said_no = refusal(
+                        answer.status_code, _start_of(answer), path, self._bearer_note
+                    )
                     if answer.status_code == httpx.codes.REQUEST_TIMEOUT:
                         raise BrokenOffError(str(said_no))  # the line stood still
                     raise said_no

@@ -9,9 +9,10 @@ used last on this machine, else the server that runs here.
 
 import contextlib
 import os
+import shlex
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import msgspec
@@ -30,6 +31,7 @@ SERVER_VARIABLE, TOKEN_VARIABLE = "RAVNEST_SERVER", "RAVNEST_TOKEN"
 OPERATOR_TOKEN = "operator.token"
 _LOCKED_S = 10.0
 """It takes a moment."""
+_THIS_MACHINE = ("127.0.0.1", "localhost")
 ADDRESS_FILE = "address"
 """In the folder of a server: where it can be reached, one address in a line; the first from this
 machine, the others from elsewhere too."""
@@ -38,6 +40,10 @@ machine, the others from elsewhere too."""
 _WHO_MAKES_TOKENS = (
     "Its operator makes one: `ravnest token make viewer` to look, `ravnest token make requester` "
     "to submit"
+)
+_OF_A_SERVER_HERE = (
+    "If that server runs on this machine with --data DIR, its operator's token is in that folder: "
+    '--token "$(cat DIR/operator.token)"'
 )
 
 
@@ -66,6 +72,8 @@ class Access:
     address: ServerAddress
     token: str | None = None
     authority: str | None = None
+    token_note: str = field(default="", compare=False)
+    """Said when the token is refused, if nobody has typed it: where it is from."""
 
 
 def home() -> Path:
@@ -93,22 +101,42 @@ def find_access(
         address = _last_used(known) or _local_address(folder)
     if address is None:
         raise ServerError(_nothing_known(folder))
-    entry = known.get(str(address), KnownServer())
-    found = token or entry.token or _operator_token(folder, address) or None
-    return Access(address, found, _authority_for(found, entry))
+    entry = _remembered(known, address)
+    operator = _operator_token(folder, address)
+    found = token or entry.token or operator or None
+    note = ""
+    if token is None and entry.token:
+        note = _note(f"that {folder / 'servers.json'} remembers for {address}")
+        if operator not in (None, entry.token):
+            note += f'. The operator\'s is here: --token "$(cat {_quoted(_operator_file(folder))})"'
+    elif token is None and operator:
+        note = _note(f"in {_operator_file(folder)}")
+    return Access(address, found, _authority_for(found, entry), note)
 
 
 def open_client(access: Access) -> HttpClient:
     """A client for it; the authority is fetched and checked if it is not known yet."""
     if access.address.scheme == "https" and access.authority is None:
         if access.token is None:
+            here = access.address.is_local
             raise TokenError(
                 f"a token is needed to recognise {access.address}: give --token (or "
-                f"{TOKEN_VARIABLE}). {_WHO_MAKES_TOKENS}"
+                f"{TOKEN_VARIABLE}). {_OF_A_SERVER_HERE if here else _WHO_MAKES_TOKENS}"
             )
         fingerprint = Token.parse(access.token).fingerprint
-        access = Access(access.address, access.token, fetch_authority(access.address, fingerprint))
-    return HttpClient(access.address, authority=access.authority, bearer=access.token)
+        try:
+            authority = fetch_authority(access.address, fingerprint)
+        except TokenError as error:
+            if not access.token_note:
+                raise
+            raise TokenError(f"{error}. {access.token_note}") from error
+        access = replace(access, authority=authority)
+    return HttpClient(
+        access.address,
+        authority=access.authority,
+        bearer=access.token,
+        bearer_note=access.token_note,
+    )
 
 
 def who_is(client: HttpClient) -> Me:
@@ -159,6 +187,20 @@ def _authority_for(token: str | None, entry: KnownServer) -> str | None:
     return entry.authority
 
 
+def _note(where: str) -> str:
+    return f"The token is the one {where}, as none was given; --token gives another"
+
+
+def _remembered(known: Mapping[str, KnownServer], address: ServerAddress) -> KnownServer:
+    """`localhost` and `127.0.0.1` are one server. Not without TLS: whoever answers at the other of
+    the two is not known to be the same."""
+    found = known.get(str(address))
+    if found is None and address.scheme == "https" and address.host in _THIS_MACHINE:
+        twins = (str(replace(address, host=host)) for host in _THIS_MACHINE)
+        found = next((known[twin] for twin in twins if twin in known), None)
+    return found or KnownServer()
+
+
 def _last_used(known: Mapping[str, KnownServer]) -> ServerAddress | None:
     if not known:
         return None
@@ -195,13 +237,13 @@ def _joined(identity: Path) -> str:
 
 def _addresses(folder: Path) -> list[str]:
     """Of the server whose folder is here, by default beside this user's other files."""
-    if not (folder / "server" / OPERATOR_TOKEN).is_file():
+    if not _operator_file(folder).is_file():
         return []
     try:
         lines = (folder / "server" / ADDRESS_FILE).read_text().lower().split()
     except FileNotFoundError:
         lines = []
-    return lines or [f"https://127.0.0.1:{DEFAULT_PORT}"]
+    return lines or [f"https://{host}:{DEFAULT_PORT}" for host in _THIS_MACHINE]
 
 
 def _local_address(folder: Path) -> ServerAddress | None:
@@ -210,10 +252,19 @@ def _local_address(folder: Path) -> ServerAddress | None:
 
 
 def _operator_token(folder: Path, address: ServerAddress) -> str | None:
-    """Whoever may read it on the server's machine is its operator."""
-    if not address.is_local and address.url not in _addresses(folder):
+    """Whoever may read it on the server's machine is its operator. Another server on this machine,
+    at another port, is not told it."""
+    if address.url not in _addresses(folder):
         return None
     try:
-        return (folder / "server" / OPERATOR_TOKEN).read_text().strip() or None
+        return _operator_file(folder).read_text().strip() or None
     except (FileNotFoundError, PermissionError):
         return None
+
+
+def _operator_file(folder: Path) -> Path:
+    return folder / "server" / OPERATOR_TOKEN
+
+
+def _quoted(path: Path) -> str:
+    return shlex.quote(str(path))

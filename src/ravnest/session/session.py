@@ -44,10 +44,14 @@ class Session:
         if self._client is None:
             self._client = open_client(self._access)
             if self._remember:
-                who_is(self._client)  # what is refused must not take the place of what works
-                address, token = self._access.address, self._access.token
-                remember(Access(address, token, self._client.authority), home())
+                self._keep_in_mind(self._client)
         return self._client
+
+    def _keep_in_mind(self, client: HttpClient) -> None:
+        """Not what is refused, and not what is good for joining alone: it must not take the place
+        of what works."""
+        if who_is(client).role != "provider":
+            remember(Access(self._access.address, self._access.token, client.authority), home())
 
     @property
     def url(self) -> str:

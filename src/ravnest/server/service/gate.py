@@ -27,6 +27,19 @@ _OF_PROXIES = (
 )
 """Headers that tell that somebody else asks through a program on this machine."""
 
+_MADE = "from `ravnest token make {}` on the server's machine"
+_OWNERS = "this takes the token that the job was submitted with, or an operator's"
+_TAKES: dict[Right, str] = {
+    "ask": "this takes a token",
+    "enrol": f"joining takes a provider token, {_MADE.format('provider')}",
+    "work": "this takes the credential of a machine that has joined",
+    "look": f"looking takes a viewer token, {_MADE.format('viewer')}",
+    "submit": f"submitting takes a requester token, {_MADE.format('requester')}",
+    "fetch": _OWNERS,
+    "steer": _OWNERS,
+    "operate": "this takes an operator token; one is in operator.token in the server's folder",
+}
+
 
 class Gate:
     def __init__(
@@ -85,7 +98,7 @@ class Gate:
             raise Refusal("unauthorized", "a token is needed for this (Authorization: Bearer …)")
         if not caller.may(right):
             self._count_wrong(address)
-            raise Refusal("forbidden", f"{_shown(caller)} may not do this; it takes: {right}")
+            raise Refusal("forbidden", f"{_shown(caller)}; {_TAKES[right]}")
         return caller
 
     def limit(self, kind: str, key: str, tokens: float = 1.0) -> None:
@@ -94,8 +107,13 @@ class Gate:
 
 
 def _shown(caller: Caller) -> str:
-    kinds = {"machine": "a provider", "onlooker": "somebody without a token"}
-    return kinds.get(caller.kind, f"a {caller.kind} token")
+    kinds = {
+        "machine": "this is the credential of a provider",
+        "onlooker": "no token was given",
+        "operator": "this is an operator token",
+        "provider": "this is a provider token, which only enrols machines",
+    }
+    return kinds.get(caller.kind, f"this is a {caller.kind} token")
 
 
 def _is_loopback(address: str) -> bool:
