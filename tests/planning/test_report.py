@@ -181,16 +181,17 @@ def test_idle_providers_and_warnings_are_shown():
 # ---- the verdict ------------------------------------------------------------------------------
 
 
-def single(step_s, **options):
-    """One cluster of one that takes `step_s`, against one second alone."""
-    who = provider(0, memory_gb=options.pop("memory_gb", 8.0))
-    return plan([cluster(0, stage(0, 1, who, compute_s=step_s))], **options)
+def pair(step_s, **options):
+    """One cluster of two that takes `step_s`, against one second alone."""
+    memory_gb = options.pop("memory_gb", 8.0)
+    stages = (stage(i, 2, provider(i, memory_gb=memory_gb), compute_s=step_s) for i in (0, 1))
+    return plan([cluster(0, *stages)], **options)
 
 
 @pytest.mark.parametrize(
     ("step_s", "words"),
     [
-        (0.5, "2x as fast as one machine: 2 batches/s with 1 provider, 1 batches/s"),
+        (0.5, "2x as fast as one machine: 2 batches/s (128 samples/s) with 2 providers, 1 batch"),
         (1 / 1.06, "1.1x as fast"),
         (1.0, "no faster than one machine"),
         (1 / 0.96, "no faster than one machine"),
@@ -200,14 +201,32 @@ def single(step_s, **options):
     ],
 )
 def test_faster_equal_and_slower(step_s, words):
-    assert verdict(single(step_s)).startswith(f"Verdict: {words}")
-    assert "could hold" not in verdict(single(step_s))
+    assert verdict(pair(step_s)).startswith(f"Verdict: {words}")
+    assert "could hold" not in verdict(pair(step_s))
+
+
+@pytest.mark.parametrize("idle", [(), [(provider(1, gflops=20), "not needed")]])
+def test_one_machine_is_not_compared_with_itself(idle):
+    """Its worker costs a little, and it would be told to train on one machine."""
+    alone = [cluster(0, stage(0, 1, provider(0), compute_s=1.1))]
+    text = verdict(plan(alone, idle=idle))
+    assert text == (
+        "Verdict: one machine trains the whole model, nothing is divided: "
+        "0.909 batches/s (58.2 samples/s)."
+    )
+
+
+def test_one_machine_is_compared_with_a_faster_one_that_is_idle():
+    alone = [cluster(0, stage(0, 1, provider(0), compute_s=4))]
+    text = verdict(plan(alone, idle=[(provider(1, gflops=200), "not needed")]))
+    assert text.startswith("Verdict: 4x SLOWER than one machine")
+    assert "min_cluster_size" not in text
 
 
 @pytest.mark.parametrize("step_s", [0.5, 1.0, 4.0])
 def test_no_provider_can_hold_the_model(step_s):
     """The comparison is with a machine that nobody has, and every verdict says so."""
-    assert "which no provider can)" in verdict(single(step_s, memory_gb=3.0))
+    assert "which no provider can)" in verdict(pair(step_s, memory_gb=3.0))
 
 
 def test_the_fastest_machine_may_be_too_small_while_another_is_not():
@@ -220,7 +239,7 @@ def test_the_fastest_machine_may_be_too_small_while_another_is_not():
 
 
 def test_an_idle_machine_that_can_hold_the_model_counts():
-    given = single(4.0, memory_gb=1.0, idle=[(provider(1, memory_gb=64), "not needed")])
+    given = pair(1.0, memory_gb=1.0, idle=[(provider(2, memory_gb=64), "not needed")])
     assert "could hold" not in verdict(given)
     assert "For speed alone, train on one machine." in verdict(given)
 
@@ -246,7 +265,6 @@ def test_whole_models_are_advised_where_they_would_be_faster():
     who = provider(0, gflops=100), provider(1, gflops=50)
     pair = [stage(i, 2, who[i], compute_s=4) for i in (0, 1)]
     assert "train the whole model: about 1.5 batches/s." in verdict(plan([cluster(0, *pair)]))
-    assert "min_cluster_size" not in verdict(single(4.0))
 
 
 def test_leaving_providers_out_is_advised_where_two_would_remain():

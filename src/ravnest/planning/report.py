@@ -135,9 +135,14 @@ def verdict(plan: Plan) -> str:
     who = "it cannot" if able else "no provider can"
     held = "" if fits else f" (if it could hold the model, which {who})"
     together, alone = plan.steps_per_s, 1 / plan.single_machine_s
+    # People see how fast training is in samples per second.
+    speed = f"{rate(together)} ({plain(together * plan.model.batch_size)} samples/s)"
+    if len(used) == 1 and used[0].gflops == fastest:
+        # What the plan counts besides for a worker is no reason to say "slower than itself".
+        return f"Verdict: one machine trains the whole model, nothing is divided: {speed}."
     ratio = together / alone
     figures = (
-        f"{rate(together)} with {quantity(len(used), 'provider')}, "
+        f"{speed} with {quantity(len(used), 'provider')}, "
         f"{rate(alone)} on the fastest one alone{held}"
     )
     if ratio >= 1.05:
