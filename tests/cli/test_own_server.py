@@ -1,10 +1,16 @@
 """Commands on the machine of a server: whose token they take, and what a refused one says."""
 
+import dataclasses
+import re
+import shlex
+from pathlib import Path
+
 import pytest
 from servers import running_server
 
 from ravnest.api.tokens import Token
 from ravnest.cli import main
+from ravnest.cli.server import _as_text
 
 
 @pytest.fixture
@@ -65,6 +71,31 @@ def test_a_token_that_nobody_typed_is_named_if_another_server_answers(server, ho
     refused = capsys.readouterr().err
     assert "is not the server that the token is from" in refused
     assert f"the one in {home / 'server' / 'operator.token'}, as none was given" in refused
+
+
+@pytest.mark.parametrize("restarted", [False, True])
+def test_the_commands_that_a_server_prints_work_also_if_its_folder_is_another(
+    tmp_path, home, restarted, capsys
+):
+    folder = tmp_path / "a folder of its own"
+    with running_server(folder) as second:
+        ready = dataclasses.replace(second.ready, join_token=None if restarted else "rav1_x")
+        _as_text(ready, "127.0.0.1", folder, usual=home / "server")
+        printed = capsys.readouterr().out
+        told = re.findall(r"^    ravnest (?:submit|token) .*? (--server .*)$", printed, re.M)
+        assert len(told) == 1 + restarted
+        for options in told:
+            assert f"'{folder / 'operator.token'}'" in options
+            said = re.sub(r"\$\(cat '(.*)'\)", lambda file: Path(file[1]).read_text(), options)
+            assert main(["token", "list", *shlex.split(said)]) == 0
+        assert main(["token", "list"]) == 0, "remembered, as it says"
+
+
+def test_a_server_in_the_usual_folder_prints_no_token_of_its_operator(server, home, capsys):
+    _as_text(server.ready, "127.0.0.1", home / "server", usual=home / "server")
+    printed = capsys.readouterr().out
+    assert f"ravnest submit job.py --server {server.url}\n" in printed
+    assert "operator.token" not in printed
 
 
 def _of_another(token):

@@ -1,5 +1,6 @@
 """`ravnest server`: the intermediary between providers and requesters."""
 
+import shlex
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -169,8 +170,10 @@ def command(
     address = reached_at(host, public)
 
     def ready(server: "Ready") -> None:
-        show = _as_json if print_json else _as_text
-        show(server, address, options.folder)
+        if print_json:
+            _as_json(server, address, options.folder)
+        else:
+            _as_text(server, address, options.folder, usual=home() / "server")
         messages.show_steps()
 
     listening = Listening(host, port, tls=not insecure)
@@ -196,9 +199,14 @@ def _as_json(ready: "Ready", host: str, folder: Path) -> None:
     click.echo(msgspec.json.encode(line).decode())
 
 
-def _as_text(ready: "Ready", host: str, folder: Path) -> None:
+def _as_text(ready: "Ready", host: str, folder: Path, *, usual: Path) -> None:
+    """Commands on this machine look for the operator's token in the usual folder; if it is in
+    another, they have to be told."""
     url, local = _url(ready, host), _url(ready, "127.0.0.1")
     insecure = "" if ready.scheme == "https" else " --insecure"
+    here, token = f" --server {local}{insecure}", ""
+    if folder != usual.absolute():
+        token = f' --token "$(cat {shlex.quote(str(ready.operator_token))})"'
     click.echo(f"Ravnest {ready.service.version} serves {url}; its folder is {folder}")
     click.echo(f"Dashboard: {local}/ (on this machine)")
     click.echo("")
@@ -208,10 +216,12 @@ def _as_text(ready: "Ready", host: str, folder: Path) -> None:
     else:
         click.echo("Machines that have joined come back by themselves, and tokens made before are")
         click.echo("good until they expire. A new one to join with:")
-        click.echo("    ravnest token make provider")
+        click.echo(f"    ravnest token make provider{here + token if token else ''}")
     click.echo(
         "To train a model, on this machine (examples/spirals/job.py is a file to begin with):"
     )
-    click.echo(f"    ravnest submit job.py --server {local}{insecure}")
+    click.echo(f"    ravnest submit job.py{here}{token}")
+    if token:
+        click.echo("(said once, server and token are remembered)")
     click.echo("and elsewhere the same with a token from: ravnest token make requester --name WHO")
     click.echo("")
