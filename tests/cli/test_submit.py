@@ -194,7 +194,7 @@ def test_a_module_that_is_missing_is_named_with_what_brings_it(submit, tmp_path,
     (tmp_path / "job.py").write_text("import sklearn\n")
     shown = submit(code=1).err
     assert "ModuleNotFoundError" in shown
-    assert shown.splitlines()[-1] == "sklearn comes with: pip install 'ravnest[demo]'"
+    assert shown.splitlines()[-1] == "sklearn comes with: pip install 'scikit-learn'"
 
 
 def test_mistakes_of_a_job_are_one_line(submit, office, tmp_path):

@@ -1,6 +1,7 @@
 """Whatever a dataset is made of, its shards hold the same rows, once, shuffled by a seed."""
 
 import hashlib
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -224,6 +225,15 @@ def test_validation_images_have_the_classes_of_the_training_images(tmp_path):
     assert image_folder(tmp_path, 2, classes=("cat", "dog")).read(np.array([0]))["label"] == 1
     with pytest.raises(JobError, match="the class 'dog', which is not among the others"):
         image_folder(tmp_path, 2, classes=("cat",))
+
+
+def test_whoever_lacks_pillow_is_told_how_to_get_it(tmp_path, monkeypatch):
+    """By its own name: that works however Ravnest was installed."""
+    monkeypatch.setitem(sys.modules, "PIL", None)
+    (tmp_path / "cat").mkdir()
+    (tmp_path / "cat" / "1.png").touch()
+    with pytest.raises(JobError, match="needs Pillow: pip install pillow"):
+        write_data(image_folder(tmp_path, 2), tmp_path / "shards")
 
 
 def test_classes_are_known_of_a_part_of_the_images_too(tmp_path):

@@ -259,3 +259,9 @@ def test_what_was_acknowledged_survives_kill_9_at_any_moment(store_url):
     assert len(acknowledged) > 5
     assert set(acknowledged) <= there
     assert there == events  # whole transactions or nothing
+
+
+def test_whoever_lacks_psycopg_is_told_how_to_get_it(monkeypatch):
+    monkeypatch.setitem(sys.modules, "psycopg", None)
+    with pytest.raises(ServerError, match=r"needs psycopg: pip install 'psycopg\[binary\]'"):
+        open_store("postgresql://somebody@127.0.0.1/jobs")

@@ -5,14 +5,14 @@ from collections.abc import Iterable
 from pathlib import Path
 from types import TracebackType
 
-EXTRAS = {
-    "sklearn": "demo",
-    "PIL": "images",
-    "zstandard": "compression",
-    "psycopg": "postgres",
-    "pynvml": "gpu",
+PACKAGES = {
+    "sklearn": "scikit-learn",
+    "PIL": "pillow",
+    "zstandard": "zstandard",
+    "psycopg": "psycopg[binary]",
+    "pynvml": "nvidia-ml-py",
 }
-"""Modules that Ravnest does not need, and what it calls them in `pip install 'ravnest[…]'`."""
+"""Modules that Ravnest does not need, and the package that each of them comes in."""
 
 
 def shown_from(scripts: Iterable[Path], error: BaseException) -> str:
@@ -22,8 +22,8 @@ def shown_from(scripts: Iterable[Path], error: BaseException) -> str:
     shown = "".join(traceback.format_exception(error.with_traceback(frames)))
     name = error.name if isinstance(error, ModuleNotFoundError) else None
     missing = (name or "").partition(".")[0]
-    extra = EXTRAS.get(missing)
-    return f"{shown}{missing} comes with: pip install 'ravnest[{extra}]'\n" if extra else shown
+    package = PACKAGES.get(missing)
+    return f"{shown}{missing} comes with: pip install '{package}'\n" if package else shown
 
 
 def _frames_from(own: set[str], error: BaseException) -> TracebackType | None:

@@ -104,5 +104,5 @@ def _pillow() -> tuple[Any, Any]:
     try:
         from PIL import Image, ImageOps
     except ImportError:
-        raise JobError("reading images needs Pillow: pip install 'ravnest[images]'") from None
+        raise JobError("reading images needs Pillow: pip install pillow") from None
     return Image, ImageOps

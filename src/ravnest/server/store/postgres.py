@@ -134,6 +134,6 @@ def _psycopg() -> Any:
         import psycopg
     except ImportError:
         raise ServerError(
-            "a store in PostgreSQL needs psycopg: install ravnest[postgres]"
+            "a store in PostgreSQL needs psycopg: pip install 'psycopg[binary]'"
         ) from None
     return psycopg
