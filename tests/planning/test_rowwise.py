@@ -124,6 +124,7 @@ def test_equal_example_rows_tell_nothing():
     torch.manual_seed(0)
     found = why_rows_mix(study(Rows(nn.Identity()), (torch.ones(4, 6),)))
     assert "all alike" in found
+    assert "give real or random rows" in found
 
 
 def test_tokens_and_a_single_example_row():

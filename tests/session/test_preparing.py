@@ -170,6 +170,8 @@ def test_folders_are_what_the_model_takes(prepared, tmp_path, caplog):
         {"model": Next(), "example_args": (example,), "data": str(tmp_path / "texts")}
     )
     assert prepare(again, tmp_path / "second").spec.train.fields[0].shape == (7,)
+    told = "text in windows of 7 tokens: the model sees 6 and learns the next one after each"
+    assert told in caplog.messages
 
 
 def test_a_wrong_path_is_said_before_the_model_is_captured(prepared, tmp_path, caplog):

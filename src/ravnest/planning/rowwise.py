@@ -60,7 +60,10 @@ def _try(study: Study, rows: int) -> str:
     batched = [bool(leaf.dim()) and is_open(leaf.shape[0]) for leaf in study.train.inputs]
     changed = _first_row_changed(call, batched)
     if changed is None:
-        return "its example rows are all alike, so that it could not be tried"
+        return (
+            "its example rows are all alike, so that it could not be tried (give real or random "
+            "rows, not zeros)"
+        )
     before, after = _outputs(study, call), _outputs(study, changed)
     longer = _outputs(study, study.call.resized(rows + 1))
     for one, other, more in zip(before, after, longer, strict=True):

@@ -109,7 +109,12 @@ def inputs_and_target(
 ) -> tuple[tuple[InputSpec, ...], InputSpec]:
     """For a recipe. What was said counts; the rest is what is obvious."""
     if [one.name for one in fields] == [TOKENS] and request.inputs is request.target is None:
-        logger.info("learning the next token of every one")
+        length = fields[0].shape[0]
+        logger.info(
+            "text in windows of %s tokens: the model sees %s and learns the next one after each",
+            length,
+            length - 1,
+        )
         taken, wanted = next_token(TOKENS)
         return (taken,), wanted
     target = _target(request.target, fields)
