@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from ravnest.release import VERSION
 
 if TYPE_CHECKING:
+    from ravnest.errors import JobError, RavnestError, ServerError, TokenError
     from ravnest.node import Node
     from ravnest.operations.utils import clusterize
     from ravnest.provider.averaging.outer import Nesterov
@@ -25,10 +26,14 @@ __version__ = VERSION
 _HOMES = {
     "Averaging": "ravnest.provider.averaging.settings",
     "Job": "ravnest.session",
+    "JobError": "ravnest.errors",
     "JobRequest": "ravnest.session",
     "Nesterov": "ravnest.provider.averaging.outer",
     "Node": "ravnest.node",
+    "RavnestError": "ravnest.errors",
+    "ServerError": "ravnest.errors",
     "Session": "ravnest.session",
+    "TokenError": "ravnest.errors",
     "Trainer": "ravnest.trainer",
     "clusterize": "ravnest.operations.utils",
     "model_fusion": "ravnest.utils",
@@ -38,10 +43,14 @@ _HOMES = {
 __all__ = [
     "Averaging",
     "Job",
+    "JobError",
     "JobRequest",
     "Nesterov",
     "Node",
+    "RavnestError",
+    "ServerError",
     "Session",
+    "TokenError",
     "Trainer",
     "__version__",
     "clusterize",

@@ -123,7 +123,7 @@ def test_waiting_has_an_end(stream):
     clock = itertools.count(0.0, 10.0)
     events = stream(*[("overview", (job(state="planning"),), ())] * 9)
     with pytest.raises(JobError, match="waited 25 s for a plan"):
-        list(within(25.0, lambda: "a plan", events, lambda: next(clock)))
+        list(within(25.0, lambda: "a plan", events, lambda: next(clock), remedy="…"))
 
 
 # ---- for people --------------------------------------------------------------------------------

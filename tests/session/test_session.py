@@ -1,5 +1,6 @@
 """`ravnest.Session`: from the model in a script to the trained one, with a fake server."""
 
+import inspect
 import json
 
 import pytest
@@ -7,6 +8,7 @@ import torch
 from session.fake_office import PLAN, Office
 from torch import nn
 
+import ravnest
 from ravnest import Job, Session
 from ravnest.api.views import Me
 from ravnest.data.text import text_windows
@@ -94,7 +96,8 @@ def test_what_happens_can_be_heard(session, submission):
 def test_a_pool_that_is_too_small_is_an_error_or_is_waited_for(session, office, submission):
     office.reason = "2 GB more are needed"
     job = session.submit(**submission, start="asked")
-    with pytest.raises(JobError, match=r"a plan for job j0 \(waiting: 2 GB more are needed\)"):
+    why = r"a plan for job j0 \(waiting: 2 GB more are needed\).*the job stays .*delete\(\)"
+    with pytest.raises(ravnest.JobError, match=why):
         job.plan(timeout_s=-1)
     office.reason = ""
     said = []
@@ -102,6 +105,16 @@ def test_a_pool_that_is_too_small_is_an_error_or_is_waited_for(session, office, 
     office.wait_for("four more hours", again.id)
     assert again.plan(waiting=said.append) == PLAN
     assert said == ["waiting: four more hours", "planning with 4 providers"]
+
+
+def test_a_script_on_a_busy_pool_waits_and_says_for_what(session, office, submission, caplog):
+    """It ended after two minutes, and left its job on the server without a word about it."""
+    assert inspect.signature(Job.plan).parameters["timeout_s"].default is None
+    office.reason = "no provider is free"
+    job = session.submit(**submission, start="asked")
+    assert job.plan() == PLAN
+    told = [one.getMessage() for one in caplog.records if one.levelname == "WARNING"]
+    assert told == ["job j0 is waiting: no provider is free"]
 
 
 def test_jobs_are_found_by_id_and_by_name_and_the_last_one(session, office, submission):

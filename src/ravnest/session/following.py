@@ -55,6 +55,8 @@ def within(
     what: Callable[[], str],
     stream: Iterable[ServerEvent],
     clock: Callable[[], float] = time.monotonic,
+    *,
+    remedy: str,
 ) -> Iterator[ServerEvent]:
     """The same stream, given up after so long; it ends by then if there is no news."""
     deadline = clock() + seconds
@@ -63,7 +65,7 @@ def within(
         if clock() >= deadline:
             break
     if clock() >= deadline:
-        raise JobError(f"waited {seconds:.0f} s for {what()}, and there is none yet")
+        raise JobError(f"waited {seconds:.0f} s for {what()}, and there is none yet; {remedy}")
 
 
 def decoded(event: ServerEvent) -> Overview | Changes | None:

@@ -1,5 +1,6 @@
 """A job on a server, as its requester holds it: ask, steer, follow, fetch."""
 
+import logging
 import math
 import tempfile
 from collections.abc import Callable, Iterator
@@ -18,9 +19,10 @@ from ravnest.session.showing import EVERY_S, shown_on, state_line
 if TYPE_CHECKING:
     import torch
 
+logger = logging.getLogger("ravnest.session")
+
 Action = Literal["start", "stop", "pause", "continue", "resume", "delete"]
-PLAN_S = 120.0
-"""How long to wait for a plan, unless told otherwise; large models may take longer."""
+_STAYS = "the job stays on the server: plan() waits for as long as it takes, delete() removes it"
 
 
 class Job:
@@ -63,27 +65,30 @@ class Job:
 
     def plan(
         self,
-        timeout_s: float | None = PLAN_S,
+        timeout_s: float | None = None,
         *,
         waiting: Callable[[str], object] | None = None,
     ) -> str:
         """The report: who does what, what it costs, whether it is worth it.
 
-        Waits until there is one. If there is none after `timeout_s` (None: any time), the error
-        says what the job waits for; `waiting` is told so ("waiting: 2 GB more are needed",
-        "planning with 4 providers") at once, and whenever it changes.
+        Waits until there is one, for any time unless `timeout_s` is given: a pool may be busy for
+        hours. What the job waits for ("waiting: 2 GB more are needed", "planning with 4 providers")
+        is told to `waiting` at once, and whenever it changes; without one, it is logged.
         """
-        self._wait_for_plan(timeout_s, waiting)
+        self._wait_for_plan(timeout_s, waiting or self._log_waiting)
         return self._client.get_text(f"/jobs/{self.id}/plan")
 
-    def _wait_for_plan(
-        self, timeout_s: float | None, waiting: Callable[[str], object] | None
-    ) -> None:
+    def _log_waiting(self, words: str) -> None:
+        # As a warning, which a script shows that has set up no logging: it stands still.
+        level = logging.WARNING if words.startswith("waiting") else logging.INFO
+        logger.log(level, "job %s is %s", self.id, words)
+
+    def _wait_for_plan(self, timeout_s: float | None, waiting: Callable[[str], object]) -> None:
         job: JobView | None = None
         told = ""
         for_s = math.inf if timeout_s is None else timeout_s
         stream = follow(self._client, "/stream", for_s=for_s)
-        events = within(for_s, lambda: _wanted(self.id, job), stream)
+        events = within(for_s, lambda: _wanted(self.id, job), stream, remedy=_STAYS)
         for update in job_updates(events, self.id):
             job = update.job
             if job.state in AT_WORK or job.state in {"planned", "done", "stopped"}:
@@ -91,7 +96,7 @@ class Job:
             if job.state == "failed":
                 raise JobError(f"there is no plan for job {self.id}: {job.reason}")
             words = f"planning {job.reason}" if job.state == "planning" else state_line(job)
-            if waiting is not None and job.reason and words != told:
+            if job.reason and words != told:
                 waiting(words)
                 told = words
 
