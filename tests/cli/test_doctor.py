@@ -245,6 +245,21 @@ def test_a_machine_that_has_joined_hears_what_the_server_knows_of_it(
         assert "measured when this machine joins" in found["links"].text
 
 
+@pytest.mark.parametrize("options", [[], ["--home"]])
+def test_on_a_provider_the_server_that_it_has_joined_is_checked(tmp_path, home, capsys, options):
+    """It said that no server is known, on a machine that works for one."""
+    folder = tmp_path / "elsewhere" if options else home / "provider"
+    with running_server(tmp_path / "server", dashboard="token") as running:
+        given = Token.parse(running.token("provider"))
+        enrol(folder, ServerAddress.parse(running.url), given, name="shed", facts=FACTS, caps=CAPS)
+        main(["doctor", "--json", *options, *([str(folder)] if options else [])])
+    told = msgspec.json.decode(capsys.readouterr().out, type=list[Finding])
+    found = {one.check: one for one in told}
+    assert running.url in found["server"].text
+    assert "a machine that has joined needs none" in found["token"].text
+    assert "(shed), away" in found["provider"].text
+
+
 @pytest.mark.parametrize(
     ("number", "verdict", "word"),
     [(2, "ok", "reached directly"), (4, "note", "relay"), (5, "note", "ravnest join")],

@@ -123,6 +123,9 @@ class ServerVisit:
             return
         if self._access.token is None and self._access.authority is None:
             text = "none is known on this machine for this server"
+            if load_identity(self._home, self._access.address) is not None:
+                yield ok("token", f"{text}; a machine that has joined needs none")
+                return
             yield note("token", text, "give --token, as its operator has given it to you")
             return
         try:
