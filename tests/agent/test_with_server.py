@@ -109,13 +109,19 @@ def test_a_machine_joins_and_comes_back_by_itself_after_the_server_was_killed(tm
         first = stack.enter_context(server(data))
         ready = first.line()
         url, token = ready["url"], ready["join_token"]
-        agent = stack.enter_context(joining(url, home, "--token", token, "--name", "laptop"))
+        agent = stack.enter_context(
+            joining(url, home, "--token", token, "--name", "laptop", "--memory", "1")
+        )
+        # What it offers is one figure, whoever says it.
+        assert "1.0 GB of memory offered" in agent.until("measured")
         assert agent.until("enrolled").endswith("as provider-1")
         operator = (data / "operator.token").read_text().strip()
         client = stack.enter_context(open_client(Access(ServerAddress.parse(url), operator)))
         (seen,) = see(client, lambda all_: any(each.measured for each in all_.values())).values()
         assert (seen.name, seen.state) == ("laptop", "idle")
         assert min(seen.gflops, seen.up_mbps, seen.down_mbps, seen.memory_bytes) > 0
+        assert seen.worker_limit_bytes == 10**9
+        assert client.get("/overview", Overview).server.memory_bytes == 10**9
 
         first.process.kill()
         first.process.wait()
@@ -133,7 +139,7 @@ def test_a_machine_joins_and_comes_back_by_itself_after_the_server_was_killed(tm
         shown = subprocess.run(
             [*steer, "status"], check=True, timeout=WAIT_S, capture_output=True, text=True
         )
-        assert shown.stdout.startswith(f"laptop (provider-1) at {url}: idle\noffers ")
+        assert shown.stdout.startswith(f"laptop (provider-1) at {url}: idle\noffers 1.0 GB")
 
         assert agent.end(signal.SIGTERM) == 0, agent.errors
         see(client, lambda all_: all_[1].state == "away")

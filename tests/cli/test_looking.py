@@ -10,6 +10,7 @@ from web.simulation import JOB, Simulation
 
 from ravnest.api.views import JobDetail, JobView, Overview, ProviderView
 from ravnest.cli import main, screen
+from ravnest.planning.figures import size
 
 pytestmark = pytest.mark.usefixtures("home")
 
@@ -40,6 +41,8 @@ def test_status_shows_everything_the_dashboard_shows(ravnest, site):
     text = ravnest("status")
     now = site.hub.simulation.overview()
     assert all(one.name in text for one in (*now.providers, *now.jobs))
+    offered = sum(one.worker_limit_bytes for one in now.providers if one.state != "away")
+    assert f"{size(offered)} offered" in text
     assert "cluster 1" in text
     assert "by relay" in text
     assert "% busy" in text

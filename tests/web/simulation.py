@@ -95,7 +95,7 @@ class Simulation:
             now=self.now,
             providers=len(self.providers),
             heard=len(heard),
-            memory_bytes=sum(p.memory_bytes for p in heard),
+            memory_bytes=sum(p.worker_limit_bytes for p in heard),
             gflops=sum(p.gflops for p in heard),
             relayed_bytes=int(1.4 * GB + 2.1 * MB * (self.now - START)),
             relayed_bytes_per_s=2.1 * MB if self.pipelines else 0.0,

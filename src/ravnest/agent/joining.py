@@ -37,6 +37,7 @@ from ravnest.api.control import HAS_LEFT
 from ravnest.api.limits import plain
 from ravnest.api.machine import provider_name
 from ravnest.api.tokens import Token
+from ravnest.api.work import WORKER_OVERHEAD_BYTES
 from ravnest.descriptors import allow_many_files
 from ravnest.errors import ServerError, TokenError
 
@@ -66,8 +67,10 @@ async def join(
     settings.home.mkdir(parents=True, exist_ok=True, mode=0o700)
     with only_agent(settings.home):
         # Before anything is written: what a script has left may have filled the disk.
+        folders = WorkFolders(settings.home)
         with contextlib.suppress(OSError):
-            await asyncio.to_thread(WorkFolders(settings.home).empty)
+            await asyncio.to_thread(folders.empty)
+        folders.shut()
         if token is not None and _known(settings, token) is None:
             await asyncio.to_thread(check_token, settings.address, token)
         if speed is None:
@@ -98,10 +101,12 @@ async def _measured(settings: AgentSettings, show: Show) -> Speed:
     speed = await measure_speed(settings.device, threads)
     name = f" ({speed.device_name})" if speed.device_name else ""
     with_threads = "1 thread" if threads == 1 else f"{threads} threads"
+    # As the server shows it: with what Python and torch take beside a stage.
+    offered = memory_for_training(settings.caps, speed) + WORKER_OVERHEAD_BYTES
     show(
         "measured",
         f"{speed.device}{name}: {speed.gflops:.0f} GFLOP/s with {with_threads}, "
-        f"{memory_for_training(settings.caps, speed) / 1e9:.1f} GB for training, "
+        f"{offered / 1e9:.1f} GB of memory offered, "
         f"{free_disk(settings.home) / 1e9:.0f} GB of disk",
     )
     return speed

@@ -212,6 +212,7 @@ class ServerView(Shown, frozen=True, kw_only=True):
     heard: int
     """Of the providers, how many are connected."""
     memory_bytes: int
+    """What those offer: the sum of their `worker_limit_bytes`."""
     gflops: float
     relayed_bytes: int = 0
     relayed_bytes_per_s: float = 0.0

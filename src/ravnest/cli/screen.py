@@ -68,7 +68,7 @@ def server_line(server: ServerView) -> Text:
     here = f"{server.heard} of {quantity(server.providers, 'provider')} here"
     text.append(f"  ravnest {server.version}, up {up}; {here}", style="none")
     text.append(
-        f", {size(server.memory_bytes)} for stages and {plain(server.gflops)} GFLOP/s", style="none"
+        f", {size(server.memory_bytes)} offered and {plain(server.gflops)} GFLOP/s", style="none"
     )
     if server.relayed_bytes:
         now = f", now {size(server.relayed_bytes_per_s)}/s" if server.relayed_bytes_per_s else ""

@@ -80,9 +80,9 @@ class _State(Collector):
         yield jobs
         heard = [view for view in views if view.state != "away"]
         memory = GaugeMetricFamily(
-            "ravnest_pool_memory_bytes", "Memory for training, of connected providers"
+            "ravnest_pool_memory_bytes", "Memory offered by connected providers"
         )
-        memory.add_metric([], sum(view.memory_bytes for view in heard))
+        memory.add_metric([], sum(view.worker_limit_bytes for view in heard))
         yield memory
         speed = GaugeMetricFamily("ravnest_pool_gflops", "Speed of connected providers")
         speed.add_metric([], sum(view.gflops for view in heard))

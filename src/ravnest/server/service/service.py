@@ -11,6 +11,7 @@ from pathlib import Path
 import msgspec
 
 from ravnest.api.views import JobView, PlanView, ProviderView, RunView, ServerView
+from ravnest.api.work import WORKER_OVERHEAD_BYTES
 from ravnest.release import VERSION
 from ravnest.server.access import Access, TokenRecord
 from ravnest.server.authority import Authority
@@ -200,8 +201,8 @@ class Service:
             now=self.clock(),
             providers=sum(not provider.removed for provider in self.world.providers.values()),
             heard=len(heard),
-            memory_bytes=sum(figures.memory_bytes for figures in heard if figures),
-            gflops=sum(figures.gflops for figures in heard if figures),
+            memory_bytes=sum(f.memory_bytes + WORKER_OVERHEAD_BYTES for f in heard if f),
+            gflops=sum(f.gflops for f in heard if f),
             relayed_bytes=self.relay.bytes,
             relayed_bytes_per_s=self.relay.bytes_per_s(),
         )
