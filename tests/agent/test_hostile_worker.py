@@ -204,3 +204,26 @@ def test_results_that_nobody_wants_are_kept_as_far_as_they_fit(tmp_path):
     kept = home.keep_results("a1", 250)
     assert sorted(path.stat().st_size for path in kept.iterdir()) == [10, 100, 100]
     assert home.keep_results("a1", 50) is None
+
+
+def test_others_on_this_machine_do_not_get_at_what_a_script_has_made(tmp_path):
+    """A script marked a program to run as its owner, and whoever had an account there ran it: in a
+    home that had been there before, and was open to all."""
+    home = tmp_path / "home"
+    made = [home / name for name in ("work", "gone", "files", "records", "undelivered")]
+    for folder in (home, *made):
+        folder.mkdir()
+        folder.chmod(0o755)
+
+    async def test(server):
+        async with Running(server, home) as running:
+            await work(server, task(server, "log marked"))
+            (home / "work").rename(tmp_path / "elsewhere")
+            await server.say(7, Settled(assignment="a7"))
+            await running.tells("idle")
+            await server.say(7, Assign(assignment=assignment("b7", files=files(server))))
+            await server.hear(Prepared)
+
+    run(test, tmp_path)
+    assert {folder.stat().st_mode & 0o777 for folder in made} == {0o700}
+    assert (home / "last-failed-worker.log").stat().st_mode & 0o7777 == 0o600

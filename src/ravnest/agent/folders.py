@@ -12,7 +12,8 @@ work/<assignment>/                   as the worker expects it
 The worker may be a stranger's script. It writes to its folder under work/ what it likes, links and
 pipes too, so of that folder nothing is believed, and no path in it is opened that it may have made.
 Once a worker has been given its order, which is when there are records, nothing is prepared in that
-folder again.
+folder again. Nor does anybody else on this machine get at it: what a script has made belongs to the
+agent's owner, and would run as the owner if it is marked so.
 """
 
 import contextlib
@@ -33,6 +34,7 @@ from ravnest.errors import JobError
 
 RESTARTED = "the agent was restarted while the worker was at work"
 _MOST_UNDELIVERED = 8
+_WITH_WORK = ("work", "records", "gone", "undelivered", "files")
 _FIXED = {"node.json", "script.py"}
 _UNDER = ("package/", "data/train/", "data/validation/")
 
@@ -78,7 +80,9 @@ class AssignmentFolder:
     def begin(self, identity: Identity) -> None:
         if self.was_given:
             raise OSError(f"{self.path} was given to a worker before and cannot be put away")
-        self.path.mkdir(parents=True, exist_ok=True, mode=0o700)
+        # One after the other: `parents` makes those above it open to others.
+        self.path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        self.path.mkdir(exist_ok=True, mode=0o700)
         for name, source in (
             ("ca.pem", identity.authority_file),
             ("certificate.pem", identity.certificate_file),
@@ -124,11 +128,21 @@ class WorkFolders:
     def of(self, assignment: str) -> AssignmentFolder:
         return AssignmentFolder(self.root / assignment)
 
+    def shut(self) -> None:
+        """To everybody else on this machine, as the home that they are in may not be."""
+        for name in _WITH_WORK:
+            # Those that are not there yet are made so. Where there are no modes, nothing can be
+            # marked to run as somebody else either.
+            with contextlib.suppress(OSError):
+                (self.home / name).chmod(0o700)
+
     def keep_log(self, assignment: str) -> Path | None:
         """Of a worker that failed; only the last one's is kept."""
         kept = self.home / "last-failed-worker.log"
+        log = self.of(assignment).log
         with contextlib.suppress(OSError):
-            self.of(assignment).log.replace(kept)
+            log.chmod(0o600)  # the worker has held it, and may have made a program of it
+            log.replace(kept)
             return kept
         return None
 
