@@ -28,6 +28,10 @@ def test_an_unknown_name_is_told_which_was_probably_meant(given, meant):
 def test_an_unknown_parameter_is_told_which_was_probably_meant():
     with pytest.raises(JobError, match=r"'adamw' has no parameter 'beta'; did you mean 'betas'\?"):
         OPTIMIZERS.values(named("adamw", beta=[0.9, 0.99]))
+    with pytest.raises(JobError, match=r"no parameter 'learning_rate'; did you mean 'lr'\? The na"):
+        OPTIMIZERS.values(named("adam", learning_rate=0.1))
+    with pytest.raises(JobError, match=r"no parameter 'warp'; the names are "):
+        OPTIMIZERS.values(named("adam", warp=9))
 
 
 def test_a_missing_parameter_is_named_with_what_it_may_be():

@@ -75,6 +75,8 @@ def test_settings_may_stand_together_or_among_the_others():
     assert (changed.epochs, changed.seed, changed.batch_size) == (4, 5, 8)
     with pytest.raises(JobError, match="no argument 'epoch'; did you mean epochs"):
         JobRequest.of(request, settings={"epoch": 4})
+    with pytest.raises(JobError, match="no argument 'nonsense'; there are average_optim, "):
+        JobRequest.of(request, settings={"nonsense": 3})
 
 
 @pytest.mark.parametrize(

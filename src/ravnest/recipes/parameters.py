@@ -168,8 +168,20 @@ def probably(name: str, known: Iterable[str]) -> str:
     # Without regard to the case and spelling of words: CrossEntropyLoss, cross-entropy.
     plain = {_plain(each): each for each in names}
     close = difflib.get_close_matches(_plain(name), plain, n=1, cutoff=0.6)
-    meant = f"; did you mean {plain[close[0]]!r}?" if close else ";"
-    return f"{meant} The names are {', '.join(names)}" if names else "; it takes none"
+    other = _OTHER_WORDS.get(_plain(name))
+    meant = other if other in names else plain[close[0]] if close else None
+    if not names:
+        return "; it takes none"
+    listed = ", ".join(names)
+    return (
+        f"; did you mean {meant!r}? The names are {listed}"
+        if meant
+        else f"; the names are {listed}"
+    )
+
+
+_OTHER_WORDS = {"learningrate": "lr", "rate": "lr", "l2": "weight_decay"}
+"""What people say, and no spelling of the name resembles."""
 
 
 def _plain(name: str) -> str:

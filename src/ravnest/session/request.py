@@ -152,6 +152,6 @@ def _literals(hint: Any) -> Iterator[Any]:
 
 
 def _unknown(name: str, known: set[str]) -> str:
-    close = difflib.get_close_matches(name, sorted(known), n=1, cutoff=0.5)
+    close = difflib.get_close_matches(name, sorted(known), n=1, cutoff=0.6)
     meant = f"; did you mean {close[0]}=…?" if close else f"; there are {', '.join(sorted(known))}"
     return f"a job has no argument {name!r}{meant}"
