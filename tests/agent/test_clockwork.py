@@ -74,6 +74,15 @@ def test_a_heartbeat_out_of_turn_moves_the_next_one(clock):
     assert at == [0.0, 5.0, 7.0, 12.0, 17.0]
 
 
+@pytest.mark.parametrize(("asked", "beats"), [(0.0, 60 / 0.05), (5.0, 12), (1e12, 6)])
+def test_the_worker_is_watched_however_seldom_the_server_wants_to_hear(clock, asked, beats):
+    """A server that wanted one beat in a million years switched off the owner's cap of memory."""
+    at = []
+    clockwork_with(on_beat=lambda: at.append(clock.now)).keep(asked)
+    clock.turn(60.0)
+    assert len(at) == pytest.approx(1 + beats, abs=1)
+
+
 def test_measurements_that_fail_on_every_connection_are_followed_by_one(clock):
     """Each of them went on by itself for ever, beside the others."""
     at = []

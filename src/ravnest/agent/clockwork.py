@@ -8,7 +8,8 @@ from ravnest.agent.hours import is_open, seconds_to_change
 
 _SERVER_ACTS_S = 20.0
 """How long the server may take to end a run that this provider wants to leave."""
-_SHORTEST_BEAT_S = 0.05
+_SHORTEST_BEAT_S, _LONGEST_BEAT_S = 0.05, 10.0
+"""Whatever the server asks for: with every beat the worker is watched, for the owner."""
 _CLOCKS_JUMP_S = 3600.0
 """Hours are looked at again this often in any case."""
 _UPKEEP_S = 3600.0
@@ -36,7 +37,7 @@ class Clockwork:
         self._unmeasured: asyncio.TimerHandle | None = None
 
     def keep(self, heartbeat_s: float) -> None:
-        self._heartbeat_s = max(_SHORTEST_BEAT_S, heartbeat_s)
+        self._heartbeat_s = min(max(_SHORTEST_BEAT_S, heartbeat_s), _LONGEST_BEAT_S)
         self.beat()
 
     def beat(self) -> None:
