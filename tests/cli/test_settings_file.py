@@ -114,6 +114,7 @@ def test_the_file_itself_may_be_named_by_the_environment(served, written, monkey
         ("standstill = nan", "Invalid value for '--standstill'"),
         ("settle = inf", "Invalid value for '--settle'"),
         ('quota = "1e999G"', "Invalid value for '--quota'"),
+        ("token-hours = 1e300", "Invalid value for '--token-hours'"),
         ("port = " + "[" * 5000, "is no TOML"),
     ],
 )

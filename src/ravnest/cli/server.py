@@ -95,7 +95,7 @@ def _seconds(name: str, default: float, says: str, *, least: float = 1) -> Calla
 )
 @click.option(
     "--token-hours",
-    type=NumberRange(min=0, min_open=True),
+    type=NumberRange(min=0, min_open=True, max=24 * 365 * 10),
     default=24.0,
     show_default=True,
     help="How long the first join token is good for.",
