@@ -441,6 +441,14 @@ def test_a_paused_run_is_paused_again_for_who_missed_it():
     assert (job.state, last_word(sim, 1).action) == ("running", "resume")
 
 
+def test_a_provider_that_is_paused_twice_was_paused_once():
+    sim = pool_of(1)
+    for action in ("resume", "pause", "pause", "resume"):
+        sim.steer_provider(1, action)
+    told = [one.text for one in sim.notes if one.provider == 1 and " by " in one.text]
+    assert [text.split()[2] for text in told] == ["paused", "resumed"]
+
+
 def test_a_deleted_job_leaves_nothing_behind():
     sim = pool_of(2)
     job = training(sim)

@@ -120,6 +120,8 @@ def test_a_run_that_has_ended_shows_no_speeds():
         )
 
     assert speeds() == (7.0, 7.0, 0.5, 5000.0)
+    world.jobs["j"].state = "paused"
+    assert speeds()[:2] == (0.0, 0.0), "what was measured before the pause"
     for part in world.of_run["j"]:
         part.state = "ended"
     world.jobs["j"].state = "stopping"

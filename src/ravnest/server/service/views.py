@@ -104,10 +104,11 @@ def job_view(
     roots = [part for part in world.of_run.get(job.id, ()) if part.stage == 0]
     first = live.reports.get(roots[0].provider) if live and roots else None
     working = job.state in ("running", "paused", "stopping")
+    # What a worker reports is an average over the last steps: in a pause, of those before it.
     speeds = [
-        live.reports[part.provider]
+        live.reports[part.provider].samples_per_second
         for part in roots
-        if live and part.is_open and part.provider in live.reports
+        if live and part.is_open and part.provider in live.reports and job.state != "paused"
     ]
     epoch = float(job.epochs_done)
     if working or job.state == "fusing":
@@ -136,7 +137,7 @@ def job_view(
         epochs=job.epochs,
         batch_size=job.batch_size,
         step=first.step if first else known.step if known else 0,
-        samples_per_second=sum(one.samples_per_second for one in speeds) if working else 0.0,
+        samples_per_second=sum(speeds) if working else 0.0,
         loss=loss,
         metrics={name.removeprefix("eval/"): value for name, value in metrics.items()},
         parameters=job.parameters,
@@ -153,7 +154,7 @@ def run_view(world: World, run: Run, live: LiveRun | None, rings: Iterable[RingV
         job=run.job,
         run=run.number,
         clusters=tuple(
-            _cluster_view(world, id, stages, live) for id, stages in sorted(clusters.items())
+            _cluster_view(world, stages, live) for _, stages in sorted(clusters.items())
         ),
         links=tuple(_links(world, clusters, rings, live)),
         rings=rings,
@@ -161,14 +162,16 @@ def run_view(world: World, run: Run, live: LiveRun | None, rings: Iterable[RingV
     )
 
 
-def _cluster_view(world: World, id: int, stages: list[Part], live: LiveRun | None) -> ClusterView:
-    root = live.reports.get(stages[0].provider) if live else None
+def _cluster_view(world: World, stages: list[Part], live: LiveRun | None) -> ClusterView:
+    first = stages[0]
+    id, root = first.cluster, live.reports.get(first.provider) if live else None
+    moves = first.is_open and world.jobs[first.job].state != "paused"
     return ClusterView(
         id=id,
         stages=tuple(_stage_view(world, part, live) for part in stages),
         step=root.step if root else 0,
         epoch=live.epoch.get(id, float(root.epoch) if root else 0.0) if live else 0.0,
-        samples_per_second=root.samples_per_second if root and stages[0].is_open else 0.0,
+        samples_per_second=root.samples_per_second if root and moves else 0.0,
         loss=live.loss.get(id) if live else None,
     )
 

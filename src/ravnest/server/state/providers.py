@@ -153,10 +153,11 @@ def steered(world: World, event: ProviderSteered, now: float) -> None:
     if event.action == "leave":
         provider.leaves = True
     else:
-        provider.paused = event.action == "pause"
+        before, provider.paused = provider.paused, event.action == "pause"
         world.send(provider.id, SetPause(paused=provider.paused))
-        done = "paused" if provider.paused else "resumed"
-        world.note(now, "info", f"{provider.name} was {done} by {event.by}", provider=provider.id)
+        if provider.paused != before:
+            how = f"was {'paused' if provider.paused else 'resumed'} by {event.by}"
+            world.note(now, "info", f"{provider.name} {how}", provider=provider.id)
     world.save_provider(provider)
     wish_to_leave(world, provider.id, now)
     pool.review(world, provider.id, now)
