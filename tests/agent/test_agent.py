@@ -13,7 +13,7 @@ from made import assignment
 from running import Running, assign, beat_of, files, run, task, train, work
 from toyserver import WAIT_S
 
-from ravnest.agent import fetching, sandbox
+from ravnest.agent import clockwork, fetching, sandbox
 from ravnest.agent import folders as folders_module
 from ravnest.agent.errand import Errand
 from ravnest.agent.folders import WorkFolders
@@ -138,6 +138,23 @@ def test_a_worker_that_takes_more_memory_than_allowed_is_ended(tmp_path):
         async with Running(server, tmp_path / "home", caps=Caps(memory_bytes=150_000_000)):
             end = (await work(server, task(server, "large"))).end
             assert "its owner allows 143 MB" in end.reason
+
+    run(test, tmp_path)
+
+
+def test_a_worker_is_watched_though_the_server_has_never_said_welcome(tmp_path, monkeypatch):
+    monkeypatch.setattr(clockwork, "_USUAL_BEAT_S", 0.2)
+
+    async def test(server):
+        server.welcomes = False
+        caps = Caps(memory_bytes=150_000_000)
+        async with Running(server, tmp_path / "home", caps=caps) as running:
+            await server.hear(Hello)
+            await server.say(7, Assign(assignment=task(server, "large")))
+            await running.tells("ready")
+            await server.say(7, Begin(assignment="a7"))
+            await running.tells("ended")
+            assert "its owner allows 143 MB" in running.told("ended")[0]
 
     run(test, tmp_path)
 

@@ -56,6 +56,7 @@ class ToyServer:
         """What it gives instead of a certificate, made of one that is signed and its number."""
         self.enrolment = None
         """What it gives instead of the first one, made of that."""
+        self.welcomes = True
         self.heartbeat_s = 0.2
         self.port = 0
 
@@ -215,7 +216,7 @@ class ToyServer:
         try:
             while True:
                 message = agent_decoder.decode(await socket.receive_text())
-                if isinstance(message, Hello):
+                if isinstance(message, Hello) and self.welcomes:
                     welcome = Welcome(
                         provider=provider,
                         name="toy",

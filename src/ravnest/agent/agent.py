@@ -82,6 +82,7 @@ class Agent:
             # Found out once, and not while others wait for an answer.
             await asyncio.to_thread(sandbox.why_not)
         await self._take_up()
+        self._clockwork.beat()
         self._clockwork.watch(settings.caps.hours)
         self._clockwork.keep_up()
         channel = asyncio.create_task(self._channel.run())

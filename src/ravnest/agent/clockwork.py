@@ -8,7 +8,7 @@ from ravnest.agent.hours import is_open, seconds_to_change
 
 _SERVER_ACTS_S = 20.0
 """How long the server may take to end a run that this provider wants to leave."""
-_SHORTEST_BEAT_S, _LONGEST_BEAT_S = 0.05, 10.0
+_USUAL_BEAT_S, _SHORTEST_BEAT_S, _LONGEST_BEAT_S = 5.0, 0.05, 10.0
 """Whatever the server asks for: with every beat the worker is watched, for the owner."""
 _CLOCKS_JUMP_S = 3600.0
 """Hours are looked at again this often in any case."""
@@ -29,7 +29,7 @@ class Clockwork:
     ) -> None:
         self._on_beat, self._on_overdue, self._on_rest = on_beat, on_overdue, on_rest
         self._on_upkeep, self._on_measure = on_upkeep, on_measure
-        self._heartbeat_s = 5.0
+        self._heartbeat_s = _USUAL_BEAT_S
         self._next_beat: asyncio.TimerHandle | None = None
         self._next_look: asyncio.TimerHandle | None = None
         self._next_upkeep: asyncio.TimerHandle | None = None
