@@ -1,7 +1,9 @@
 """What is not as the server has left it is named in a sentence, or does not matter."""
 
+import errno
 import os
 import sqlite3
+from pathlib import Path
 
 import pytest
 from servers import running_server
@@ -83,3 +85,30 @@ def test_links_that_lead_nowhere_and_folders_among_files_are_left_alone(folders)
         assert files.held_bytes == 0
         assert files.forget_old(set(), float("inf")) == 0
     assert {path.name for path in (folders.blobs / "ab").iterdir()} == {"folder", "link"}
+
+
+@pytest.mark.parametrize("name", ["blobs", "jobs"])
+def test_a_folder_of_two_file_systems_is_not_served(tmp_path, monkeypatch, name):
+    """Files could not be moved from where they are received; all of each would come in vain."""
+    replace = Path.replace
+
+    def as_the_system_does(path, target):
+        if tmp_path / name in Path(target).parents:
+            raise OSError(errno.EXDEV, os.strerror(errno.EXDEV))
+        return replace(path, target)
+
+    monkeypatch.setattr(Path, "replace", as_the_system_does)
+    said = f"{name} is on another file system than .*incoming"
+    with pytest.raises(ServerError, match=said), running_server(tmp_path):
+        pass
+    assert not [*(tmp_path / "incoming").iterdir(), *(tmp_path / name).iterdir()]
+
+
+def test_a_disk_that_is_full_at_the_start_is_not_taken_for_two(tmp_path, monkeypatch):
+    def full(path, **_):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    folders = Folders(tmp_path)
+    folders.make()
+    monkeypatch.setattr(Path, "touch", full)
+    folders.must_be_one()

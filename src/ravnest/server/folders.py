@@ -13,11 +13,14 @@ set-aside/<id>/                    what was brought back for jobs that are not i
 """
 
 import contextlib
+import errno
 import os
 import secrets
 import shutil
 from collections.abc import Set
 from pathlib import Path
+
+from ravnest.errors import ServerError
 
 FUSED = {"safetensors": "trained_state_dict.safetensors", "pt": "trained_state_dict.pt"}
 """The fused weights by their formats, as fusion calls them: that is a room with torch in it."""
@@ -47,6 +50,26 @@ class Folders:
         """Throw away what was not complete when the server ended."""
         shutil.rmtree(self.incoming, ignore_errors=True)
         self.incoming.mkdir(parents=True, exist_ok=True)
+
+    def must_be_one(self) -> None:
+        """What has come is moved to its place, which no file system takes from another one. Also
+        two places of the same one may be in the way (bind mounts), so it is tried."""
+        for folder in (self.blobs, self.jobs):
+            tried = self.fresh()
+            try:
+                tried.touch()
+                tried.replace(folder / tried.name)
+            except OSError as error:
+                if error.errno == errno.EXDEV:
+                    raise ServerError(
+                        f"{folder} is on another file system than {self.incoming}, and files "
+                        "cannot be moved there: mount or link all of the folder (--data), not "
+                        "what is in it"
+                    ) from error
+                # A full disk, for one: that passes, and is told to whoever brings something.
+            finally:
+                for place in (tried, folder / tried.name):
+                    place.unlink(missing_ok=True)
 
     def blob(self, sha256: str) -> Path:
         return self.blobs / sha256[:2] / sha256

@@ -79,6 +79,7 @@ async def serve(
         stack.enter_context(_alone_in(folders))
         # Before anything is written: these files may be why the disk is full.
         folders.empty_incoming()
+        folders.must_be_one()
         now = datetime.datetime.now(datetime.UTC)
         authority = open_authority(folders.authority, now)
         certificate, key = server_certificate(authority, folders.authority, options.names, now)
