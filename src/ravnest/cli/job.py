@@ -54,7 +54,7 @@ def show(
     """Show a job: how far it is, its plan, its pipelines, what has happened."""
     with session_of(server, token, insecure) as session:
         job = session.job(job_id)
-        detail, events = job.detail(), job.events()
+        detail, events, series = job.detail(), job.events(), job.series()
     if as_json:
         print_json({"detail": detail, "events": events})
         return
@@ -62,9 +62,10 @@ def show(
 
     from ravnest.cli import screen
     from ravnest.cli.pipelines import run_lines
+    from ravnest.session.speed import speed_words
 
     out, now = screen.console(), time.time()
-    out.print(screen.job_facts(detail.job, now))
+    out.print(screen.job_facts(detail.job, now, speed_words(detail, series)))
     if detail.plan is not None:
         out.print("\n" + detail.plan.report)
     if detail.run is not None:

@@ -114,7 +114,7 @@ def job_table(jobs: Sequence[JobView], now: float) -> Group:
     return Group(table, *reasons)
 
 
-def job_facts(job: JobView, now: float) -> Table:
+def job_facts(job: JobView, now: float, speed: str = "") -> Table:
     """One job, a line for each thing that is known."""
     table = Table.grid(padding=(0, 2))
     rows: list[tuple[str, RenderableType]] = [
@@ -132,6 +132,7 @@ def job_facts(job: JobView, now: float) -> Table:
         ("parameters", count(job.parameters) if job.parameters else ""),
         ("result", size(job.result_bytes) if job.result_bytes else ""),
     ]
+        ("speed", speed),
     for name, value in rows:
         if value:
             table.add_row(Text(name, style="dim"), value)
