@@ -6,11 +6,15 @@ import shlex
 from pathlib import Path
 
 import pytest
+from made import CAPS, FACTS
 from servers import running_server
 
+from ravnest.agent.identity import enrol
 from ravnest.api.tokens import Token
 from ravnest.cli import main
 from ravnest.cli.server import _as_text
+from ravnest.client.address import ServerAddress
+from ravnest.server.state.records import Part
 
 
 @pytest.fixture
@@ -96,6 +100,22 @@ def test_a_server_in_the_usual_folder_prints_no_token_of_its_operator(server, ho
     printed = capsys.readouterr().out
     assert f"ravnest submit job.py --server {server.url}\n" in printed
     assert "operator.token" not in printed
+
+
+@pytest.mark.parametrize("job", [None, "j0"])
+def test_a_machine_at_work_is_not_said_to_be_paused_already(server, home, monkeypatch, job, capsys):
+    given = Token.parse(server.token("provider"))
+    address = ServerAddress.parse(server.url)
+    own = enrol(home / "provider", address, given, name="shed", facts=FACTS, caps=CAPS)
+    world = server.ready.service.world
+    if job is not None:
+        part = Part(
+            id="a", job=job, run=1, provider=own.provider, role="Root", node="n", cluster=0, stage=0
+        )
+        monkeypatch.setitem(world.at_work, own.provider, part)
+    assert main(["provider", "pause"]) == 0
+    expected = "is paused" if job is None else "will be paused after its part of job j0"
+    assert capsys.readouterr().out == f"provider-{own.provider} {expected}\n"
 
 
 def _of_another(token):

@@ -149,6 +149,15 @@ def test_a_provider_may_be_told_everything_in_a_file_too(written, monkeypatch, t
     assert settings.home == Path.home() / "x"
 
 
+def test_a_provider_that_is_told_no_server_is_told_where_to_name_one(written, capsys):
+    assert main(["join", "--config", written("memory = 1.5\n")]) == 2
+    errors = " ".join(capsys.readouterr().err.split())
+    assert "ravnest join https://host:port" in errors
+    assert 'url = "https://host:port"' in errors
+    assert main(["join", "--help"]) == 0
+    assert "ravnest join [OPTIONS] [URL]" in capsys.readouterr().out
+
+
 def test_the_files_in_the_documentation_are_read(served, written, monkeypatch):
     text = (Path(__file__).parents[2] / "docs" / "server.md").read_text(encoding="utf-8")
     shown = re.findall(r"^```toml\n(# ravnest .*?)^```$", text, re.MULTILINE | re.DOTALL)

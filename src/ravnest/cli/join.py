@@ -31,7 +31,7 @@ def _device(ctx: click.Context, param: click.Parameter, value: str | None) -> st
 
 
 @click.command("join")
-@click.argument("url")
+@click.argument("url", required=False)
 @config_option
 @click.option("--token", help="From `ravnest server`; needed the first time only.")
 @click.option("--name", show_default="the name of this computer", help="What others see.")
@@ -104,8 +104,10 @@ def _device(ctx: click.Context, param: click.Parameter, value: str | None) -> st
 @click.option("--once", is_flag=True, help="Leave after one assignment.")
 @click.option("--insecure", is_flag=True, help="Talk to a server that runs without TLS.")
 @click.option("--log-json", is_flag=True, help="One JSON object per line instead of plain text.")
-def command(url: str, token: str | None, memory: float | None, log_json: bool, **given: Any) -> int:
-    """Offer this machine to the server at URL.
+def command(
+    url: str | None, token: str | None, memory: float | None, log_json: bool, **given: Any
+) -> int:
+    """Offer this machine to the server at URL, which may also stand in the file of --config.
 
     Measures it, waits for work, trains its part of a model, brings the result back, waits again.
     Ctrl-C once: work in progress is stopped and saved first. Twice: at once.
@@ -116,6 +118,11 @@ def command(url: str, token: str | None, memory: float | None, log_json: bool, *
     from ravnest.agent.settings import AgentSettings
     from ravnest.api.tokens import Token
 
+    if url is None:
+        raise click.UsageError(
+            "which server? Its machine shows it: ravnest join https://host:port --token …; "
+            'or --config FILE with the line url = "https://host:port"'
+        )
     show = _json_line if log_json else _line
     settings = _settings(AgentSettings, url, memory, given)
     if settings.is_named and settings.name != given["name"]:

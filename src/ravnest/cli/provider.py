@@ -30,6 +30,7 @@ def command(action: str, url: str | None, home: Path | None, insecure: bool) -> 
     from ravnest.agent.identity import forget
     from ravnest.api.machine import provider_name
     from ravnest.api.requests import ProviderAction
+    from ravnest.api.views import ProviderView
 
     identity, client = _find(url, home, insecure)
     with client:
@@ -42,8 +43,14 @@ def command(action: str, url: str | None, home: Path | None, insecure: bool) -> 
         else:
             wanted = ProviderAction(action="pause" if action == "pause" else "resume")
             client.post("/providers/me/action", wanted, type(None))
-            done = "is paused" if action == "pause" else "takes work again"
+            now = client.get("/providers/me", ProviderView)
+            done = _paused(now.job) if action == "pause" else "takes work again"
             click.echo(f"{provider_name(identity.provider)} {done}")
+
+
+def _paused(job: str | None) -> str:
+    """What has begun goes on, for others wait for it."""
+    return "is paused" if job is None else f"will be paused after its part of job {job}"
 
 
 def _find(url: str | None, home: Path | None, insecure: bool) -> "tuple[Identity, HttpClient]":
