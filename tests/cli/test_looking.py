@@ -50,6 +50,7 @@ def test_status_shows_everything_the_dashboard_shows(ravnest, site):
     assert "The pool holds 61.9 GB of the 74.2 GB" in text
     assert all(one.text in text for one in now.events[-8:])
     assert "\x1b" not in text  # no terminal, no colours
+    assert site.url in text.splitlines()[0], "other servers may have the same name"
 
 
 def test_status_as_json_is_the_overview(ravnest, site):

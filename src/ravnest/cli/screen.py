@@ -37,11 +37,13 @@ def console(file: TextIO | None = None) -> Console:
     return Console(file=file, width=width, highlight=False, markup=False, emoji=False)
 
 
-def overview(now: Overview, *, events: int = EVENTS_SHOWN) -> Group:
-    """Everything that `ravnest status` shows."""
+def overview(now: Overview, url: str, *, events: int = EVENTS_SHOWN) -> Group:
+    """Everything that `ravnest status` shows; `url` is where it comes from: names of servers are
+    often the same."""
     from ravnest.cli.pipelines import run_lines
 
-    parts: list[RenderableType] = [server_line(now.server), Text(""), Text("Pool", style="bold")]
+    parts: list[RenderableType] = [server_line(now.server, url), Text("")]
+    parts.append(Text("Pool", style="bold"))
     parts.append(
         provider_table(now.providers)
         if now.providers
@@ -62,8 +64,9 @@ def overview(now: Overview, *, events: int = EVENTS_SHOWN) -> Group:
     return Group(*parts)
 
 
-def server_line(server: ServerView) -> Text:
+def server_line(server: ServerView, url: str) -> Text:
     text = Text(server.name, style="bold")
+    text.append(f"  {url}", style="none")
     up = elapsed(server.now - server.started_at)
     here = f"{server.heard} of {quantity(server.providers, 'provider')} here"
     text.append(f"  ravnest {server.version}, up {up}; {here}", style="none")

@@ -30,7 +30,10 @@ def command(
     with session_of(server, token, insecure) as session:
         if not watch:
             now = session.overview()
-            print_json(now) if as_json else out.print(screen.overview(now, events=events))
+            if as_json:
+                print_json(now)
+            else:
+                out.print(screen.overview(now, session.url, events=events))
         elif as_json:
             import msgspec
 
@@ -42,6 +45,7 @@ def command(
             try:
                 with Live(console=out, auto_refresh=False, screen=out.is_terminal) as live:
                     for now in session.watch():
-                        live.update(screen.overview(now, events=events), refresh=True)
+                        shown = screen.overview(now, session.url, events=events)
+                        live.update(shown, refresh=True)
             finally:
                 out.show_cursor(True)  # also if an interrupt came at its beginning or its end
