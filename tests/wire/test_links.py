@@ -232,6 +232,36 @@ def test_nobody_waits_for_a_neighbour_that_is_not_needed_any_more(run, caplog):
     assert "waiting for b" not in caplog.text
 
 
+def test_who_is_in_a_hurry_waits_for_nobody_who_is_not_there(run):
+    """Whether it never came, was there before, or goes away later."""
+
+    async def scenario(world):
+        a, b = await world.pair()
+        c, d = await world.pair()
+        long = replace(QUICK, connect_s=1000, resume_s=1000, nobody_s=1000)
+        for party in (a, b, c, d):
+            party.link._patience = long
+        await b.endpoint._network.close()  # as when its process dies
+        await until(a.link, lambda traffic: traffic.breaks)
+        a.link.hurry(0.1)
+        assert "b" in str((await a.next(Lost)).error)
+        c.link.hurry(0.1)
+        c.link.send(numbered(1))
+        assert (await d.next()).message.number == 1, "it was given up while it was there"
+        await d.endpoint._network.close()
+        assert "b" in str((await c.next(Lost)).error)
+        e = world.party("e")
+        e.endpoint._patience = long
+        await e.endpoint.listen(e.address)
+        dialled = await e.endpoint.dial(Peer("f", free_address()))
+        expected = await e.endpoint.expect(Peer("g", free_address()))
+        for link in (dialled, expected):
+            link.hurry(0.1)
+            assert (await e.next(Lost)).link is link
+
+    run(scenario)
+
+
 def test_a_lost_link_keeps_no_messages(run):
     async def scenario(world):
         a, b = await world.pair(uses=False, window=Window(bytes=1000, frames=1))

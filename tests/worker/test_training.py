@@ -196,6 +196,24 @@ def test_a_run_that_is_stopped_saves_and_another_goes_on_where_it_was(tmp_path):
     assert points[-1].epoch == done + 2
 
 
+@pytest.mark.parametrize("was_there", [False, True])
+def test_a_cluster_that_is_stopped_does_not_wait_for_one_that_is_lost(tmp_path, was_there):
+    """It would not be let wait until it has given up by itself, and would lose what it has
+    trained."""
+    run = plan_run(tmp_path / "run", providers=2, clusters=2)
+    training = replace(TRAINING, epochs=1_000_000, reduce_factor=2)
+    prepare(run, written(tmp_path / "data", runs.make_data(80)), training=training)
+    with started(run) as processes:
+        lost, other = processes.values()
+        if was_there:
+            other.wait_for(lambda line: isinstance(line, Report) and line.report.rounds)
+        lost.kill()
+        other.wait_for(is_after_epoch(other.reports[-1].epoch + 1 if was_there else 1))
+        other.steer("stop")
+        end = other.end()
+    assert (end.outcome, end.saved) == ("stopped", True), other.log()
+
+
 class Loaded(runs.Net):
     def __init__(self, state):
         super().__init__()

@@ -325,6 +325,11 @@ class ProviderRuntime:
         self._fail(PeerError(f"{failed.node} failed: {failed.reason}", node=culprit), tell=False)
         self._tell(failed, source)
 
+    def hurry(self, within_s: float) -> None:
+        """The run is to end: other clusters that are not there are not waited for much longer."""
+        if self._averager is not None:
+            self._averager.hurry(within_s)
+
     def abort(self, reason: str) -> None:
         """This provider gives up: tell the others, and whoever waits here."""
         if self.user.failure is None and not self._ended.is_set():

@@ -7,15 +7,15 @@ directions, which says what arrived over the last one. When a stream breaks the 
 again, and a link is given up (`Lost`) only when its patience has run out or the neighbour turns out
 to be another process than before.
 
-What goes over a stream that works is the business of flow.py. `send`, `send_last`, `consumed` and
-`set_needed` may be called from any thread; all else is for the event loop.
+What goes over a stream that works is the business of flow.py. `send`, `send_last`, `consumed`,
+`set_needed` and `hurry` may be called from any thread; all else is for the event loop.
 """
 
 import asyncio
 import contextlib
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 
 from ravnest.errors import PeerError, WireError
@@ -111,12 +111,22 @@ class Link:
         """Whether a peer that goes away is to be waited for; one that says goodbye is not."""
         self._loop.call_soon_threadsafe(self._note_need, needed)
 
+    def hurry(self, within_s: float) -> None:
+        """From now on a peer that is not there is waited for no longer than this."""
+        self._loop.call_soon_threadsafe(self._note_hurry, within_s)
+
     # ---- on the event loop ----
 
     def _note_need(self, needed: bool) -> None:
         self._needed = needed
         if not needed and self._state is not _State.UP:
             self._give_up(self._left())
+
+    def _note_hurry(self, within_s: float) -> None:
+        patience = self._patience
+        self._patience = replace(patience, resume_s=min(within_s, patience.resume_s))
+        if self._state in (_State.WAITING, _State.BROKEN):
+            self._deadline.sooner(within_s, "the run is to end, and it is not there")
 
     def _left(self) -> PeerError:
         return self._blame(f"{self.peer} has left")

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from ravnest.api.jobs import Recipe
-from ravnest.api.work import Started, WorkEnd, WorkOrder
+from ravnest.api.work import STOPPED_WITHIN_S, Started, WorkEnd, WorkOrder
 from ravnest.errors import JobError, NodeError, RavnestError, RunError
 from ravnest.node import Node
 from ravnest.provider.averaging.settings import Averaging
@@ -36,6 +36,11 @@ logger = logging.getLogger("ravnest.worker")
 CONNECT_S = 300.0
 AWAY_S = 120.0
 """How long a neighbour may be away: the way to it may lead through a server that is restarted."""
+LATE_S = 10.0
+"""How long other clusters may be away once this one is told to stop: the reason may be that they
+are lost."""
+# Who waits longer than its agent does is killed, and what it has trained is lost.
+assert LATE_S < AWAY_S < CONNECT_S < STOPPED_WITHIN_S / 2
 
 
 class RecipeTrainer(Trainer):
@@ -163,7 +168,7 @@ class Training:
             bandwidth_mbps=order.bandwidth_mbps,
             telemetry=True,
             patience=Patience(connect_s=CONNECT_S, resume_s=AWAY_S, nobody_s=AWAY_S),
-            averaging=Averaging(resume_s=AWAY_S),
+            averaging=Averaging(connect_s=CONNECT_S, resume_s=AWAY_S),
         )
 
     def _schedule(self, data: Feed) -> Callable[..., Any] | None:
@@ -218,10 +223,16 @@ class Training:
         match action:
             case "stop":
                 self._control.stop()
+                self._hurry()
             case "pause":
                 self._control.pause()
             case "resume":
                 self._control.resume()
+
+    def _hurry(self) -> None:
+        if self._node is not None:
+            with contextlib.suppress(NodeError):  # it has ended by itself
+                self._node.runtime.hurry(LATE_S)
 
     # ---- to the end ----
 

@@ -41,12 +41,16 @@ class LinkTo:
         self.peer = Peer(node, "")
         self.sent = []
         self.needed = True
+        self.within_s = None
 
     def send(self, parcel):
         self.sent.append(parcel)
 
     def set_needed(self, needed):
         self.needed = needed
+
+    def hurry(self, within_s):
+        self.within_s = within_s
 
     def consumed(self):
         pass
@@ -107,6 +111,14 @@ def test_who_belongs_to_a_cluster_that_has_left_is_not_waited_for(says_goodbye):
         some._take()
     assert told == [1]
     assert [ring.others for ring in some._rings.values()] == [["node_2"], ["node_12"]]
+
+
+def test_a_member_that_is_needed_only_when_there_is_no_more_time_must_hurry_too():
+    some = averager(two_rings(3))
+    some._link("node_1")
+    some.hurry(7.0)
+    some._take()
+    assert [some._link(node).within_s for node in ("node_1", "node_2")] == [7.0, 7.0]
 
 
 def two_rings(clusters):

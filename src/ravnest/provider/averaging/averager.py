@@ -10,6 +10,7 @@ cost rounds; only what goes wrong on this side ends the run.
 
 import contextlib
 import logging
+import math
 import queue
 import threading
 import time
@@ -74,6 +75,7 @@ class Averager:
         codec = compression.for_rings(mbps)
         self._pacer = None if mbps is None else Pacer(mbps * 1e6 / 8)
         self._stopping = False
+        self._within_s = math.inf
         self._packings: defaultdict[str, Packing] = defaultdict(lambda: Packing(codec))
         around = Surroundings(
             send=self._send,
@@ -133,6 +135,10 @@ class Averager:
     def cluster_left(self, cluster: int) -> None:
         """Another provider of this cluster has heard so."""
         self._inbox.put(lambda: self._left(cluster))
+
+    def hurry(self, within_s: float) -> None:
+        """The run is to end: members that are not there are waited for no longer than this."""
+        self._inbox.put(lambda: self._hurry(within_s))
 
     def leave(self) -> None:
         """Say goodbye to the members, and end."""
@@ -266,7 +272,14 @@ class Averager:
         if node not in self._links:
             met = any(ring.last is not None and ring.has(node) for ring in self._rings.values())
             self._links[node] = self._reach(node, met)
+            if self._within_s < math.inf:
+                self._links[node].hurry(self._within_s)
         return self._links[node]
+
+    def _hurry(self, within_s: float) -> None:
+        self._within_s = within_s
+        for link in self._links.values():
+            link.hurry(within_s)
 
     def _send(self, node: str, parcel: Parcel) -> None:
         if self._pacer is None:
