@@ -1,6 +1,7 @@
 """`status`, `job` and `token`, against a server that is made up."""
 
 import io
+import re
 import sys
 
 import msgspec
@@ -124,6 +125,7 @@ def test_jobs_are_listed(ravnest):
 def test_a_job_is_shown_by_the_beginning_of_its_id(ravnest):
     text = ravnest("job", "show", "job-r")
     assert "job-resnet" in text
+    assert re.search(r"speed +483 samples/s on average, 102% of the 474 that the plan", text)
     assert "Run 1 begins" in text
     assert "lab-gpu-1" in text
     found = msgspec.json.decode(ravnest("job", "show", "job-r", "--json"))

@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.progress import Progress
 from session.fake_office import PLAN, Office
 
-from ravnest.api.views import Me
+from ravnest.api.views import Me, PlanView, Series
 from ravnest.cli import main
 
 OWN = {"ravnest_job_job"}
@@ -67,6 +67,7 @@ def test_one_command_from_the_file_to_the_trained_model(submit, office, tmp_path
     lines = shown.out.splitlines()
     assert lines[:2] == ["loading", PLAN]
     assert lines[-1] == "score: accuracy 0.975"
+    assert "speed:" not in shown.out  # nothing is known of it
     state = torch.load("trained/trained_state_dict.pt", weights_only=True)
     torch.manual_seed(1)
     assert torch.equal(state["0.weight"], torch.nn.Linear(4, 8).weight)
@@ -178,6 +179,24 @@ def test_an_interrupt_leaves_the_cursor_visible(submit, monkeypatch, at):
     monkeypatch.setattr(Progress, at, interrupted)
     submit("--yes", code=130)
     assert out.file.getvalue().endswith("\x1b[?25h")
+
+
+def test_in_the_end_its_speed_is_compared_with_the_plan(submit, office):
+    office.plan = PlanView(
+        steps_per_s=100.0,
+        single_machine_steps_per_s=90.0,
+        batch_size=16,
+        parameters=1,
+        model="Sequential",
+        clusters=1,
+        providers=2,
+    )
+    office.series = Series(points={"train/loss@0": ((1, 0.1, 10.0, 0.5), (41, 4.0, 20.0, 0.4))})
+    shown = submit("--yes", "--batch-size", "16").out.splitlines()
+    assert shown[-2] == (
+        "speed: 64 samples/s on average, 4% of the 1,600 that the plan has expected: "
+        "is something else running on the machines?"
+    )
 
 
 def test_an_error_of_the_file_is_shown_as_python_shows_it(submit, tmp_path):

@@ -20,7 +20,7 @@ from web.simulation import Simulation
 
 from ravnest.api.jobs import JobSpec
 from ravnest.api.requests import JobAction, Problem
-from ravnest.api.views import Changes, EventView, JobDetail, JobView, Me, Overview
+from ravnest.api.views import Changes, EventView, JobDetail, JobView, Me, Overview, Series
 from ravnest.data.legend import as_metadata
 
 PATIENCE_S = 20.0
@@ -46,6 +46,8 @@ class Office:
         """Who everybody is who calls."""
         self.reason = ""
         """Why jobs wait, for as long as it is set."""
+        self.plan = None
+        self.series = Series(points={})
         self.breaks_after = None
         """How many uploads go through before the lines break."""
         self._server_view = Simulation(machines=0).server()
@@ -77,9 +79,10 @@ class Office:
                 Route(f"{base}/blobs/{{sha}}", self._take, methods=["PUT"]),
                 Route(f"{base}/jobs", self._submit, methods=["POST"]),
                 Route(f"{base}/jobs", lambda _: answer(list(self.jobs.values()))),
-                Route(job, lambda r: answer(JobDetail(job=self._job(r)))),
+                Route(job, lambda r: answer(JobDetail(job=self._job(r), plan=self.plan))),
                 Route(f"{job}/plan", lambda _: Response(PLAN)),
                 Route(f"{job}/events", lambda _: answer([])),
+                Route(f"{job}/series", lambda _: answer(self.series)),
                 Route(f"{job}/action", self._act, methods=["POST"]),
                 Route(f"{job}/result", self._result),
                 Route(f"{base}/whoami", lambda _: answer(self.me)),
@@ -122,6 +125,8 @@ class Office:
             reason=self.reason,
             submitted_at=1.0 + len(self.jobs),
             epochs=spec.training.epochs,
+            batch_size=spec.training.batch_size,
+            run=1,
         )
         return answer(self.jobs[number])
 

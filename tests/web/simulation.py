@@ -296,6 +296,7 @@ class Simulation:
             state="running",
             began_at=self.now - 312,
             run=1,
+            batch_size=BATCH,
             epochs=30,
             epoch=3.0,
             step=1170,

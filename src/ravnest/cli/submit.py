@@ -98,7 +98,7 @@ def command(
         code = follow_to_the_end(job)
         if job.view.result_bytes:
             fetch_result(job, output)
-            _print_scores(job)
+            _print_end(job)
         ctx.exit(code)
 
 
@@ -175,12 +175,15 @@ def _agree(job: "Job", yes: bool) -> None:
     job.start()
 
 
-def _print_scores(job: "Job") -> None:
+def _print_end(job: "Job") -> None:
     from ravnest.session.showing import scores
+    from ravnest.session.speed import speed_words
 
-    view = job.view
-    if view.metrics:
-        click.echo(f"score: {scores(view.metrics)}")
+    detail = job.detail()
+    if speed := speed_words(detail, job.series()):
+        click.echo(f"speed: {speed}")
+    if detail.job.metrics:
+        click.echo(f"score: {scores(detail.job.metrics)}")
 
 
 def _overrides(settings: Iterable[str]) -> dict[str, Any]:
