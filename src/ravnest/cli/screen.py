@@ -132,10 +132,10 @@ def job_facts(job: JobView, now: float, speed: str = "") -> Table:
         ("epoch", f"{passed(job.epoch)} of {job.epochs}, step {job.step:,}"),
         ("loss", "" if job.loss is None else plain(job.loss, 4)),
         ("score", scores(job.metrics)),
+        ("speed", speed),
         ("parameters", count(job.parameters) if job.parameters else ""),
         ("result", size(job.result_bytes) if job.result_bytes else ""),
     ]
-        ("speed", speed),
     for name, value in rows:
         if value:
             table.add_row(Text(name, style="dim"), value)
