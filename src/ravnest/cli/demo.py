@@ -19,6 +19,9 @@ def command(workdir: Path | None) -> int:
     A pool of unequal providers, handwritten digits, a score at the end; no network and no GPU
     needed. The digits come with scikit-learn: pip install scikit-learn.
     """
+    from ravnest.cli.loading import load_torch
+
+    load_torch()
     from ravnest.demo import run_demo
 
     return run_demo(workdir)

@@ -36,6 +36,9 @@ def command(cluster: int, node_data: Path, output: Path) -> None:
     Reads what every provider of the cluster saved and writes one state_dict that loads into the
     original model, trained/trained_state_dict.pt. All stages have to be on this machine.
     """
+    from ravnest.cli.loading import load_torch
+
+    load_torch()
     from ravnest.planning.fusion import fuse_cluster
 
     click.echo(f"wrote {fuse_cluster(node_data, cluster, output)}")

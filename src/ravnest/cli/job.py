@@ -134,6 +134,9 @@ def fetch(
 
 
 def fetch_result(job: "Job", output: Path) -> None:
+    from ravnest.cli.loading import load_torch
+
+    load_torch()
     from ravnest.session.results import write_result
 
     for path in write_result(job, output):

@@ -70,9 +70,11 @@ def command(
     """
     import msgspec
 
+    from ravnest.cli.loading import load_torch
     from ravnest.planning.dryrun import plan_script
     from ravnest.planning.report import render_report
 
+    load_torch()
     messages = ctx.ensure_object(Messages)
     messages.hold()
     if verbose or sys.stderr.isatty():

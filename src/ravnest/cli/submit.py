@@ -105,10 +105,12 @@ def command(
 def _request(
     ctx: click.Context, file: Path, args: tuple[str, ...], overrides: dict[str, Any]
 ) -> "JobRequest":
+    from ravnest.cli.loading import load_torch
     from ravnest.cli.tracebacks import shown_from
     from ravnest.session.programs import load_request
     from ravnest.session.request import JobRequest
 
+    load_torch()
     try:
         request = load_request(file, args, overrides)
     except Exception as error:
