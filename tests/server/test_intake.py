@@ -207,6 +207,24 @@ def test_a_refused_submission_is_refused_again_and_can_be_repeated(tmp_path, mad
         assert post(client, made[0], "submission-1").status_code == 200
 
 
+def test_a_token_that_is_revoked_while_its_job_is_checked_makes_none(tmp_path, made):
+    with held_server(tmp_path) as (server, _, desk, threads):
+        bearer = server.token("requester", name="mallory")
+        with server.client(bearer) as client, server.client(server.operator) as operator:
+            upload(client, made[1])
+            coming = threads.submit(post, client, made[0])
+            is_held(desk)
+            id = next(
+                one["id"] for one in operator.get("tokens").json() if one["name"] == "mallory"
+            )
+            assert operator.delete(f"tokens/{id}").status_code == 204
+            desk.open.set()
+            refused = coming.result(TIMEOUT_S)
+            assert (refused.status_code, "has ended while" in refused.text) == (401, True)
+            assert operator.get("jobs").json() == []
+        assert not list(server.ready.service.folders.jobs.iterdir())
+
+
 def test_of_two_who_delete_a_job_one_is_told_that_it_is_gone(tmp_path, made):
     with held_server(tmp_path) as (server, client, desk, threads):
         desk.open.set()

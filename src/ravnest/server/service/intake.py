@@ -54,12 +54,24 @@ class Intake:
         self._repeatable: dict[tuple[str, str], tuple[str, asyncio.Future[str]]] = {}
         """Token and key of a submission under way → its digest, and the job that comes of it."""
 
-    async def take(self, spec: JobSpec, caller: Caller, key: str, digest: str) -> str:
+    async def take(
+        self,
+        spec: JobSpec,
+        caller: Caller,
+        key: str,
+        digest: str,
+        *,
+        before_it_is_kept: Callable[[], None] = lambda: None,
+    ) -> str:
         """The id of the job: a new one, or the one of the same caller that has this key. `digest`
-        is of the whole submission."""
+        is of the whole submission; `before_it_is_kept` may still refuse it when it was checked."""
         assert caller.token is not None
+
+        async def take() -> str:
+            return await self._take(spec, caller, key, digest, before_it_is_kept)
+
         if not key:
-            return await self._take(spec, caller, key, digest)
+            return await take()
         who = caller.token, key
         if who in self._repeatable:
             first, coming = self._repeatable[who]
@@ -69,7 +81,7 @@ class Intake:
             if (job.owner, job.submission) == who:
                 _must_be_the_same(job.submission_digest, digest)
                 return job.id
-        return await self._shared(who, digest, lambda: self._take(spec, caller, key, digest))
+        return await self._shared(who, digest, take)
 
     async def _shared(
         self, who: tuple[str, str], digest: str, take: Callable[[], Awaitable[str]]
@@ -88,7 +100,14 @@ class Intake:
             coming.cancel()  # without effect if it has ended
             del self._repeatable[who]
 
-    async def _take(self, spec: JobSpec, caller: Caller, key: str, digest: str) -> str:
+    async def _take(
+        self,
+        spec: JobSpec,
+        caller: Caller,
+        key: str,
+        digest: str,
+        before_it_is_kept: Callable[[], None],
+    ) -> str:
         world = self._core.world
         if len(world.jobs.keys() | self._coming) >= self._most_jobs:
             raise Refusal("conflict", "the server has as many jobs as it can; delete some")
@@ -107,6 +126,7 @@ class Intake:
                 who = caller.token, caller.name, caller.kind
                 job, *kept = await self._files.off_loop(_records, id, spec, hashes, *who)
                 job.submission, job.submission_digest = key, digest
+                before_it_is_kept()
                 job.submitted_at = self._core.clock()
                 await self._core.happen(Submitted(job=job), kept)
         except BaseException:

@@ -61,7 +61,15 @@ class _Requesters:
             spec = await service.files.off_loop(read_spec, content)
         await service.files.off_loop(check_job, spec)
         digest = await service.files.off_loop(lambda: hashlib.sha256(content).hexdigest())
-        return _shown(service, await service.intake.take(spec, call.caller, key, digest))
+
+        def still_allowed() -> None:
+            if not call.is_still_allowed("submit"):
+                raise Refusal("unauthorized", "this token has ended while the job was checked")
+
+        id = await service.intake.take(
+            spec, call.caller, key, digest, before_it_is_kept=still_allowed
+        )
+        return _shown(service, id)
 
     async def steer(self, call: Call) -> JobView | None:
         service = self._service
