@@ -176,7 +176,7 @@ def test_a_file_for_submit(tmp_path, monkeypatch):
     path.write_text(programs("docs/server.md")[0])
     spec = prepare(load_request(path), tmp_path / "sent").spec
     assert (spec.train.rows, spec.validation.rows) == (2400, 600)
-    assert spec.training.epochs == 10
+    assert spec.training.epochs == 20
     assert path.read_text() == (ROOT / "examples" / "spirals" / "job.py").read_text()
 
 

@@ -31,7 +31,8 @@ def job():
         "loss": "cross_entropy",
         "optimizer": "adamw",
         "optimizer_params": {"lr": 3e-3},
+        "schedule": "cosine",  # down to nothing, epoch by epoch
         "metrics": ["accuracy"],
-        "epochs": 10,
+        "epochs": 20,
         "batch_size": 64,
     }

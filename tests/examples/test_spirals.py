@@ -35,10 +35,12 @@ def test_the_model_learns_as_the_readme_says(request_):
     count = round(len(arms) * (1 - request_.validation))
     settings = request_.training()
     optimizer = torch.optim.AdamW(request_.model.parameters(), **request_.optimizer_params)
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, settings.epochs)
     for _ in range(settings.epochs):
         for rows in torch.randperm(count).split(settings.batch_size):
             optimizer.zero_grad()
             nn.functional.cross_entropy(request_.model(points[rows]), arms[rows]).backward()
             optimizer.step()
+        schedule.step()
     found = request_.model(points[count:]).argmax(1)
     assert (found == arms[count:]).float().mean() > 0.95
