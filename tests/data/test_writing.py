@@ -141,9 +141,17 @@ class Uneven(Pairs):
         return torch.zeros(3 if number == 7 else 2), number
 
 
+class Broken(Pairs):
+    def __getitem__(self, number):
+        if number == 5:
+            raise ValueError("so it is")
+        return super().__getitem__(number)
+
+
 @pytest.mark.parametrize(
     ("data", "complaint"),
     [
+        (Broken(), r"row 5 .* cannot be read: ValueError: so it is \(.*test_writing.py, line 1"),
         ({"x": X, "y": Y[:5]}, "equally many rows: x has 23, y has 5"),
         ({}, "at least one column"),
         ({"x": X[:0]}, "no rows"),

@@ -5,6 +5,7 @@ text come from is in the neighbouring modules.
 """
 
 import re
+import traceback
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
 
@@ -12,7 +13,7 @@ import numpy as np
 import torch
 
 from ravnest.api.jobs import FieldSpec
-from ravnest.errors import JobError
+from ravnest.errors import JobError, RavnestError
 from ravnest.recipes.kinds import SIZES
 from ravnest.recipes.randomness import Rows, order
 
@@ -104,7 +105,7 @@ class Items:
         return row
 
     def _row(self, number: int) -> Columns:
-        item = self._dataset[number]
+        item = self._asked_for(number)
         if not isinstance(item, Mapping):
             parts = list(item) if isinstance(item, tuple | list) else [item]
             names = self._names or default_names(len(parts))
@@ -112,6 +113,19 @@ class Items:
                 raise JobError(f"rows have {len(parts)} parts, and there are {len(names)} names")
             item = dict(zip(names, parts, strict=True))
         return {name: _value(name, value) for name, value in item.items()}
+
+    def _asked_for(self, number: int) -> Any:
+        """What runs here is the user's, and so are its mistakes."""
+        try:
+            return self._dataset[number]
+        except RavnestError:
+            raise
+        except Exception as error:
+            at = traceback.extract_tb(error.__traceback__)[-1]
+            raise JobError(
+                f"row {number} of the dataset cannot be read: {type(error).__name__}: {error} "
+                f"({at.filename}, line {at.lineno})"
+            ) from error
 
 
 class Part:
