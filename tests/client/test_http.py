@@ -262,3 +262,10 @@ def test_an_answer_that_is_not_packed_as_it_says_is_damaged(server, status, erro
     )
     with server.client() as client, pytest.raises(error, match=said):
         client.get("/health", Health)
+
+
+def test_a_client_that_was_closed_says_so(server):
+    client = server.client()
+    client.close()
+    with pytest.raises(ServerError, match="its Session was closed"):
+        client.get("/jobs", list)

@@ -140,6 +140,11 @@ class HttpClient:
     ) -> Iterator[httpx.Response]:
         """An answer whose body has not been read: a success, or a status in `accept`."""
         options: dict[str, Any] = {}
+        if self.closed.is_set():
+            raise ServerError(
+                f"the conversation with {self.address} is over: its Session was closed. Begin "
+                "another one"
+            )
         if timeout_s is not None:
             options["timeout"] = httpx.Timeout(timeout_s)
         try:
