@@ -125,7 +125,7 @@ def check_token(address: ServerAddress, token: Token) -> None:
 def _authority_for(address: ServerAddress, token: Token) -> str | None:
     if token.role != "provider":
         raise TokenError(
-            f"this is the token of a {token.role}; joining needs one of a provider, which "
+            f"the role of this token is {token.role}; joining needs one of a provider, which "
             "`ravnest server` prints and `ravnest token make provider` makes"
         )
     return fetch_authority(address, token.fingerprint) if address.scheme == "https" else None
