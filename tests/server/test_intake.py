@@ -225,6 +225,25 @@ def test_a_token_that_is_revoked_while_its_job_is_checked_makes_none(tmp_path, m
         assert not list(server.ready.service.folders.jobs.iterdir())
 
 
+def test_whoever_submits_when_the_server_ends_is_told_to_come_again(tmp_path, made, caplog):
+    """At once, not when the check would have ended."""
+    with held_server(tmp_path) as (server, client, desk, threads):
+        upload(client, made[1])
+        coming = threads.submit(post, client, made[0], "submission-1")
+        is_held(desk)
+        server.ready.stop()
+        told = coming.result(TIMEOUT_S)
+        assert (told.status_code, "the server ends" in told.text) == (503, True)
+        assert told.headers["Retry-After"]
+        bearer = client.headers["Authorization"].removeprefix("Bearer ")
+        desk.open.set()
+        server.thread.join(TIMEOUT_S)
+    assert "Traceback" not in caplog.text
+    with running_server(tmp_path) as server, server.client(bearer) as client:
+        assert not list(server.ready.service.folders.jobs.iterdir())
+        assert post(client, made[0], "submission-1").status_code == 200
+
+
 def test_of_two_who_delete_a_job_one_is_told_that_it_is_gone(tmp_path, made):
     with held_server(tmp_path) as (server, client, desk, threads):
         desk.open.set()

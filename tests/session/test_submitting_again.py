@@ -55,6 +55,39 @@ def test_another_submission_has_another_key():
         assert len({key for key, _ in office.by_key}) == 2
 
 
+class Busy(Forgetful):
+    """Says a few times that this is not the moment."""
+
+    def __init__(self, *statuses):
+        super().__init__(losses=0)
+        self.statuses = list(statuses)
+        self.keys = []
+
+    async def _submit(self, request):
+        self.keys.append(request.headers[SUBMISSION_KEY])
+        if self.statuses:
+            problem = b'{"error": "not now", "code": "limited"}'
+            return Response(problem, self.statuses.pop(0))
+        return await super()._submit(request)
+
+
+def test_a_submission_waits_for_a_server_that_has_no_room_for_it_or_ends(monkeypatch):
+    waits = []
+    monkeypatch.setattr(submitting, "delay_s", lambda attempt: waits.append(attempt) or 0.0)
+    with Busy(*[429] * submitting._ATTEMPTS, 503, 429) as office:
+        job = submit(office)
+        assert list(office.jobs) == [job.id]
+        assert len(set(office.keys)) == 1
+        assert waits == [4, 5, 6, 7, 8, 9, 10, 11]
+
+
+def test_a_submission_does_not_wait_for_ever(monkeypatch):
+    monkeypatch.setattr(submitting, "_TRIED_S", -1.0)
+    with Busy(429) as office, pytest.raises(ServerError, match="not now"):
+        submit(office)
+    assert len(office.keys) == 1
+
+
 class Foreign(Office):
     """Of another release, or none at all."""
 

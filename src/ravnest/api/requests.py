@@ -97,8 +97,10 @@ Code = Literal[
     "late",
     "failed",
     "full",
+    "ending",
 ]
-"""late: a body that does not come. full: the server's disk, or what it may hold; not for ever."""
+"""late: a body that does not come. full: the server's disk, or what it may hold; not for ever.
+limited: too many at once, or too often; ending: the server does; both are worth another attempt."""
 
 
 class Problem(Shown, frozen=True, kw_only=True):

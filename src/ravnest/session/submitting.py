@@ -2,18 +2,21 @@
 
 Files that the server has are not sent again, so a submission that broke off is simply repeated:
 rows are shuffled by the seed, and equal requests make equal files. The last step, which makes the
-job, has a key: if its answer is lost it is sent again, and makes no second job.
+job, has a key: if its answer is lost it is sent again, and makes no second job. So it is when the
+server has no room for it at the moment, or ends.
 """
 
 import logging
 import secrets
 import tempfile
+import time
 from collections.abc import Callable
 from pathlib import Path
 
 from ravnest.api.limits import encode
 from ravnest.api.requests import SUBMISSION_KEY
 from ravnest.api.views import JobView
+from ravnest.client.answers import AnswerError
 from ravnest.client.http import BrokenOffError, HttpClient
 from ravnest.client.transfers import delay_s, upload_blob
 from ravnest.planning.figures import quantity, size
@@ -23,7 +26,14 @@ from ravnest.session.request import JobRequest
 logger = logging.getLogger("ravnest.session")
 
 CHECKED_S = 1800.0
+_TRIED_S = 1800.0
+"""How long the server may say that this is not the moment."""
 _ATTEMPTS = 6
+"""In a row that break off."""
+_LATER = frozenset({429, 503})
+"""Too much at once, a server that ends, or one behind a proxy that is not there yet."""
+_FIRST_WAIT = 4
+"""As if so many attempts had been made: no sooner than a server says (Retry-After)."""
 
 Progress = Callable[[str, int, int], None]
 """(what, bytes done, bytes in all)"""
@@ -42,16 +52,26 @@ def _post(client: HttpClient, prepared: Prepared) -> JobView:
     answer was lost is asked for again, under the same key."""
     headers = {"Content-Type": "application/json", SUBMISSION_KEY: secrets.token_hex(16)}
     content = encode(prepared.spec)
-    for attempt in range(_ATTEMPTS):
+    broken = waits = 0
+    ends_at = time.monotonic() + _TRIED_S
+    while True:
         try:
             with client.open(
                 "POST", "/jobs", content=content, headers=headers, timeout_s=CHECKED_S
             ) as answer:
                 return client.read("/jobs", answer, JobView)
         except BrokenOffError:
-            if attempt + 1 == _ATTEMPTS or client.closed.wait(delay_s(attempt)):
+            broken += 1
+            if broken == _ATTEMPTS or client.closed.wait(delay_s(broken - 1)):
                 raise
-    raise AssertionError("the last attempt returns or raises")
+        except AnswerError as error:
+            if error.status not in _LATER or time.monotonic() > ends_at:
+                raise
+            if not waits:
+                logger.info("%s; trying again …", error)
+            broken, waits = 0, waits + 1
+            if client.closed.wait(delay_s(_FIRST_WAIT + waits - 1)):
+                raise
 
 
 def send_files(client: HttpClient, prepared: Prepared, progress: Progress | None = None) -> None:

@@ -17,7 +17,7 @@ from ravnest.errors import JobError
 from ravnest.server.access import Caller
 from ravnest.server.changes import Put
 from ravnest.server.folders import Folders
-from ravnest.server.planjob.outcome import PlanOrder
+from ravnest.server.planjob.outcome import PlanOrder, PlanOutcome
 from ravnest.server.service.core import Core
 from ravnest.server.service.files import Files
 from ravnest.server.service.keeping import Keeping
@@ -53,6 +53,14 @@ class Intake:
         """Ids of jobs that are being looked at."""
         self._repeatable: dict[tuple[str, str], tuple[str, asyncio.Future[str]]] = {}
         """Token and key of a submission under way → its digest, and the job that comes of it."""
+        self._checks: set[asyncio.Task[PlanOutcome]] = set()
+        self._closed = False
+
+    def close(self) -> None:
+        """Nothing is checked any more; whoever waits for it is told to come again."""
+        self._closed = True
+        for check in self._checks:
+            check.cancel()
 
     async def take(
         self,
@@ -130,7 +138,7 @@ class Intake:
                 job.submitted_at = self._core.clock()
                 await self._core.happen(Submitted(job=job), kept)
         except BaseException:
-            if id not in world.jobs:
+            if id not in world.jobs and not self._closed:  # else the next start does it
                 await self._files.off_loop(lambda: shutil.rmtree(folder, ignore_errors=True))
             raise
         finally:
@@ -170,7 +178,7 @@ class Intake:
         """In a process of its own: nobody knows what is in it."""
         order = PlanOrder(task="check", owner=owner, spec=spec, model=str(folder / "model"))
         check = folder / "check"
-        outcome = await self._workshop.do(check, order)
+        outcome = await self._checked(check, order)
         # It holds the whole job once more.
         await self._files.off_loop(lambda: shutil.rmtree(check, ignore_errors=True))
         if outcome.full:
@@ -178,6 +186,22 @@ class Intake:
         if outcome.error:
             what = "could not be checked" if outcome.crashed else "was refused"
             raise JobError(f"the model {what}: {outcome.error}")
+
+    async def _checked(self, folder: Path, order: PlanOrder) -> PlanOutcome:
+        check = asyncio.create_task(self._workshop.do(folder, order))
+        self._checks.add(check)
+        try:
+            if self._closed:
+                check.cancel()
+            return await check
+        except asyncio.CancelledError:
+            if not self._closed:
+                raise
+            raise Refusal(
+                "ending", "the server ends; submit the job again when it is back"
+            ) from None
+        finally:
+            self._checks.discard(check)
 
 
 def _must_be_the_same(first: str, digest: str) -> None:

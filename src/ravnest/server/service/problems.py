@@ -16,12 +16,16 @@ STATUS: dict[Code, int] = {
     "late": 408,
     "failed": 500,
     "full": 507,
+    "ending": 503,
 }
+_LATER = {"Retry-After": "4"}
 
 _HEADERS: dict[Code, dict[str, str]] = {
     "unauthorized": {"WWW-Authenticate": "Bearer"},
     # The rest of the body is not waited for.
     "late": {"Connection": "close"},
+    "limited": _LATER,
+    "ending": _LATER | {"Connection": "close"},
 }
 
 

@@ -174,6 +174,7 @@ class Service:
     def begin_to_close(self) -> None:
         """Let go of everybody; requests that are being answered may end."""
         self._forgetting.close()
+        self.intake.close()
         self.core.close()
         self.stream.close()
         self.reports.close()
