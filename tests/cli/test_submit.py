@@ -12,7 +12,7 @@ from session.fake_office import PLAN, Office
 from ravnest.api.views import Me, PlanView, Series
 from ravnest.cli import main
 
-OWN = {"ravnest_job_job"}
+OWN = "ravnest_job_"
 PROGRAM = """
 import sys
 import torch
@@ -40,8 +40,9 @@ def _project(tmp_path, monkeypatch, home):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "job.py").write_text(PROGRAM)
     yield
-    for name in OWN & (set(sys.modules) - before):
-        del sys.modules[name]
+    for name in set(sys.modules) - before:
+        if name.startswith(OWN):
+            del sys.modules[name]
 
 
 @pytest.fixture
@@ -112,6 +113,15 @@ def test_without_consent_the_job_stays_as_it_is(submit, office, tmp_path, typed,
     assert "ravnest job start j0" in shown.err
     assert office.actions == []
     assert not (tmp_path / "trained").exists()
+
+
+@pytest.mark.parametrize(
+    ("file", "name"), [("my job!.py", "my job"), ("übung.py", "übung"), ("-.py", "Sequential")]
+)
+def test_a_job_is_called_like_its_file_as_far_as_names_go(submit, office, tmp_path, file, name):
+    (tmp_path / file).write_text(PROGRAM)
+    submit("--yes", "--detach", file=str(tmp_path / file))
+    assert [spec.name for spec in office.specs.values()] == [name]
 
 
 def test_options_override_what_the_file_says(submit, office):

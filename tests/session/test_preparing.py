@@ -210,6 +210,12 @@ def test_a_job_without_a_name_is_called_like_its_model(prepared, turned):
     assert prepared(model=turned(classifier()), data=images()).spec.name == "Sequential"
 
 
+@pytest.mark.parametrize("name", ["my job!", "two\nlines", "", "-", 7, "x" * 101])
+def test_a_name_that_cannot_be_is_found_before_the_model_is_captured(prepared, name):
+    with pytest.raises(JobError, match=r"^name is .*letters, digits, spaces"):
+        prepared(model="no model", data=images(), name=name)
+
+
 def test_a_last_batch_that_is_too_small_is_said(prepared, caplog):
     model = nn.Sequential(nn.Flatten(), nn.Linear(16, 8), nn.BatchNorm1d(8), nn.Linear(8, 10))
     with caplog.at_level(logging.WARNING, logger="ravnest"):
@@ -287,7 +293,7 @@ WRONG = {
         "needs whole numbers",
     ),
     "no data": ({"data": None}, "a job needs data"),
-    "a bad name": ({"data": images(), "name": "two\nlines"}, "cannot be handed over: .*name"),
+    "a bad pace": ({"data": images(), "schedule_per": "day"}, "handed over: .*schedule_per"),
     "a bad start": ({"data": images(), "start": "soon"}, "start is 'soon'"),
     "no script": ({"data": images(), "script": "nowhere.py"}, "there is no such file"),
     "ragged rows": ({"data": ([[1.0], [1.0, 2.0]], [0, 1])}, "no array"),

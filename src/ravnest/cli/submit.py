@@ -1,6 +1,7 @@
 """`ravnest submit`: a model, handed to a server and brought back trained, in one command."""
 
 import logging
+import re
 import sys
 from collections.abc import Iterable
 from pathlib import Path
@@ -119,7 +120,14 @@ def _request(
         own = file.absolute().parent.glob("*.py")
         click.echo(shown_from(own, error), nl=False, err=True)
         ctx.exit(1)
-    return request if request.name else JobRequest.of(request, name=file.stem)
+    return request if request.name else JobRequest.of(request, name=_name_from(file))
+
+
+def _name_from(file: Path) -> str | None:
+    """What of the file's name a job may be called; if nothing is left, it is called like
+    its model."""
+    kept = re.sub(r"[^\w .:+/@()-]", "", file.stem)
+    return re.sub(r"^\W+", "", kept)[:100] or None
 
 
 def _submit(session: "Session", request: "JobRequest") -> "Job":

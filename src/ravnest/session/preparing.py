@@ -10,7 +10,7 @@ import msgspec
 import torch
 
 from ravnest.api.jobs import FieldSpec, JobSpec, LossSpec, Named, Recipe, ScriptSpec
-from ravnest.api.limits import FileRef
+from ravnest.api.limits import FileRef, Name
 from ravnest.client.http import hash_file
 from ravnest.data.places import check_there
 from ravnest.data.writing import write_data
@@ -42,6 +42,7 @@ def prepare(request: JobRequest, folder: Path) -> Prepared:
     training, planning = request.training(), request.planning()
     if request.start not in ("asked", "at once"):
         raise JobError(f"start is {request.start!r}; expected 'asked' or 'at once'")
+    _check_name(request.name)
     for given in (request.data, request.validation):
         if isinstance(given, str | Path):
             check_there(Path(given))
@@ -98,6 +99,16 @@ def prepare(request: JobRequest, folder: Path) -> Prepared:
         )
     )
     return Prepared(spec, tuple({ref.sha256: (ref, path) for ref, path in files}.values()))
+
+
+def _check_name(name: Any) -> None:
+    try:
+        msgspec.convert(name, Name | None)
+    except msgspec.ValidationError:
+        raise JobError(
+            f"name is {name!r:.200}; it must be 1 to 100 letters, digits, spaces and _.:+/@()-, "
+            "and begin with a letter or a digit"
+        ) from None
 
 
 # ---- the model ----
