@@ -68,9 +68,7 @@ def test_without_identity_and_token_it_says_what_is_missing(tmp_path):
             with pytest.raises(TokenError, match=r"add --token"):
                 await running.task
         async with Running(server, tmp_path / "home", token=server.token("viewer")) as running:
-            with pytest.raises(
-                TokenError, match="role of this token is viewer.*token make prov"
-            ):
+            with pytest.raises(TokenError, match=r"role of this token is viewer.*token make prov"):
                 await running.task
 
     run(test, tmp_path)

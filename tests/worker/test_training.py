@@ -212,6 +212,7 @@ def test_a_cluster_that_is_stopped_does_not_wait_for_one_that_is_lost(tmp_path, 
         other.steer("stop")
         end = other.end()
     assert (end.outcome, end.saved) == ("stopped", True), other.log()
+    assert "is gone: the run is to end, and it is not there" in other.log()
 
 
 class Loaded(runs.Net):
