@@ -1,6 +1,8 @@
 """Records and a folder that belong together, and those that do not: no mistake costs results."""
 
+import psycopg
 import pytest
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from servers import running_server
 
 from ravnest.api.limits import encode
@@ -126,6 +128,21 @@ def test_a_damaged_identity_is_named(folders, store_url):
     folders.identity.write_bytes(b"\xff")
     with pytest.raises(ServerError, match=r"identity\.json.*remove it"):
         meet(folders, store_url)
+
+
+@pytest.mark.needs("postgres")
+def test_a_database_that_is_made_anew_under_a_server_is_not_written_to(folders, postgres_url):
+    store = open_store(postgres_url)
+    belong_together(folders, store, postgres_url)
+    parts = conninfo_to_dict(postgres_url)
+    with psycopg.connect(make_conninfo(**parts | {"dbname": "postgres"}), autocommit=True) as other:
+        other.execute(f"DROP DATABASE {parts['dbname']} WITH (FORCE)")
+        other.execute(f"CREATE DATABASE {parts['dbname']}")
+    with pytest.raises(ServerError, match="back with another database"):
+        store.write([record("j")]).result(30)
+    store.close()
+    with psycopg.connect(postgres_url) as other:
+        assert other.execute("SELECT to_regclass('ravnest_records')").fetchone() == (None,)
 
 
 @pytest.mark.parametrize(

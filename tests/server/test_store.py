@@ -1,5 +1,6 @@
 """The same promises, kept by SQLite and by PostgreSQL."""
 
+import contextlib
 import logging
 import os
 import random
@@ -15,7 +16,7 @@ import pytest
 
 from ravnest.errors import ServerError
 from ravnest.server.changes import Event, Forget, Point, Put, Remove
-from ravnest.server.store import open_store, sqlite, statements
+from ravnest.server.store import open_store, postgres, sqlite, statements
 
 
 @pytest.fixture
@@ -145,6 +146,26 @@ def test_a_store_that_fails_acknowledges_nothing_any_more(store):
         write(store, Put("k", "a", b"{}"))
 
 
+class Hears(logging.Handler):
+    """Does something as soon as the store says this; `said` holds all that it says."""
+
+    def __init__(self, words, do):
+        super().__init__()
+        self.words, self.do, self.said = words, do, []
+
+    def emit(self, record):
+        self.said.append(record.getMessage())
+        if self.words in self.said[-1]:
+            self.do()
+
+    def __enter__(self):
+        logging.getLogger("ravnest.server").addHandler(self)
+        return self
+
+    def __exit__(self, *_):
+        logging.getLogger("ravnest.server").removeHandler(self)
+
+
 def fill(store):
     """As if the disk were full; what makes room again."""
     connection = store._database._connection
@@ -158,18 +179,8 @@ def test_records_wait_for_room_on_the_disk(tmp_path, monkeypatch):
     store = open_store(tmp_path / "server.sqlite")
     write(store, Put("k", "a", b"{}"))
     make_room = fill(store)
-
-    class Waits(logging.Handler):
-        def emit(self, record):
-            assert "wait for room" in record.getMessage()
-            make_room()
-
-    waits = Waits()
-    sqlite.logger.addHandler(waits)
-    try:
+    with Hears("wait for room on the disk", make_room):
         write(store, Put("k", "b", b"x" * 100_000), Put("k", "c", b"{}"))
-    finally:
-        sqlite.logger.removeHandler(waits)
     assert [id for id, _ in records(store, "k")] == ["a", "b", "c"]
     store.close()
 
@@ -179,21 +190,29 @@ def test_a_store_that_waits_for_room_can_be_closed(tmp_path):
     write(store, Put("k", "a", b"{}"))
     fill(store)
     closing = threading.Thread(target=store.close)
-
-    class Waits(logging.Handler):
-        def emit(self, record):
-            closing.start()
-
-    waits = Waits()
-    sqlite.logger.addHandler(waits)
-    try:
+    with Hears("wait for room", closing.start):
         written = store.write([Put("k", "b", b"x" * 100_000)])
         with pytest.raises(ServerError, match="full"):
             written.result(30)  # less than records wait for room
-    finally:
-        sqlite.logger.removeHandler(waits)
     closing.join(30)
     assert not closing.is_alive()
+
+
+def test_records_wait_for_whoever_has_locked_them(tmp_path, monkeypatch):
+    """A backup that is being made, or somebody who looks at them with another program."""
+    monkeypatch.setattr(sqlite, "_BUSY_S", 0.0)
+    store = open_store(tmp_path / "server.sqlite")
+    other = sqlite3.connect(tmp_path / "server.sqlite", isolation_level=None)
+    other.execute("BEGIN IMMEDIATE")
+    let_go = threading.Event()
+    with Hears("wait for somebody else who has locked them", let_go.set):
+        written = store.write([Put("k", "a", b"{}")])
+        assert let_go.wait(30)
+        other.rollback()
+        written.result(30)
+    other.close()
+    assert records(store, "k") == [("a", b"{}")]
+    store.close()
 
 
 def test_records_do_not_wait_for_room_for_ever(tmp_path, monkeypatch):
@@ -216,6 +235,101 @@ def test_postgres_that_was_gone_for_a_moment_is_found_again(postgres_url):
         )
     write(store, Put("k", "b", b"{}"))
     assert [id for id, _ in records(store, "k")] == ["a", "b"]
+    store.close()
+
+
+@contextlib.contextmanager
+def frozen(url):
+    """The process of PostgreSQL that serves the writing connection answers nothing; yields what
+    makes it go on."""
+    with psycopg.connect(url) as connection:
+        [(pid,)] = connection.execute(
+            "SELECT pid FROM pg_locks JOIN pg_database ON oid = database "
+            "WHERE locktype = 'advisory' AND datname = current_database()"
+        ).fetchall()
+
+    def thaw():
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGCONT)
+
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        yield thaw
+    finally:
+        thaw()
+
+
+@pytest.mark.needs("postgres")
+def test_postgres_that_does_not_answer_is_given_up_and_found_again(postgres_url, monkeypatch):
+    store = open_store(postgres_url)
+    monkeypatch.setattr(postgres, "ANSWER_S", 0.5)
+    with frozen(postgres_url) as thaw, Hears("PostgreSQL does not answer", thaw) as heard:
+        write(store, Put("k", "a", b"{}"))
+    assert any("trying again" in said for said in heard.said)
+    assert records(store, "k") == [("a", b"{}")]
+    store.close()
+
+
+@pytest.mark.needs("postgres")
+def test_a_store_that_waits_for_an_answer_of_postgres_can_be_closed(postgres_url, monkeypatch):
+    monkeypatch.setattr(postgres, "_HURRIED_S", 0.1)
+    store = open_store(postgres_url)
+    with frozen(postgres_url):
+        written = store.write([Put("k", "a", b"{}")])
+        closing = threading.Thread(target=store.close, daemon=True)
+        closing.start()
+        with pytest.raises(ServerError, match="the store has failed"):
+            written.result(20)  # less than an answer is waited for otherwise
+        closing.join(20)
+        assert not closing.is_alive()
+
+
+@pytest.mark.needs("postgres")
+def test_whoever_locks_the_records_is_waited_for(postgres_url, monkeypatch):
+    """As VACUUM FULL does, for longer than a server waits for one before it."""
+    monkeypatch.setattr(postgres, "_LOCKED_S", 0.1)
+    store = open_store(postgres_url)
+    with psycopg.connect(postgres_url) as other:
+        other.execute("LOCK TABLE ravnest_records IN ACCESS EXCLUSIVE MODE")
+        with Hears("cannot do this now, trying again", other.rollback) as heard:
+            write(store, Put("k", "a", b"{}"))
+    assert "lock timeout" in heard.said[0]
+    assert records(store, "k") == [("a", b"{}")]
+    store.close()
+
+
+@pytest.mark.needs("postgres")
+def test_the_wait_for_a_server_before_this_one_is_no_limit_for_what_comes_after(
+    postgres_url, monkeypatch
+):
+    monkeypatch.setattr(postgres, "_LOCK_WAIT_S", 0.001)
+    store = open_store(postgres_url)
+    connection = store._database._connection
+    assert connection.execute("SHOW lock_timeout").fetchone() == ("10s",)
+    store.close()
+
+
+@pytest.mark.needs("postgres")
+@pytest.mark.parametrize("state", ["53100", "40P01", "57014"])
+def test_what_passes_by_itself_is_waited_for(postgres_url, state):
+    """A full disk, a deadlock, a statement that was cancelled."""
+    store = open_store(postgres_url)
+    with psycopg.connect(postgres_url, autocommit=True) as other:
+        other.execute(
+            "CREATE FUNCTION fails() RETURNS trigger LANGUAGE plpgsql AS "
+            f"$$ BEGIN RAISE EXCEPTION 'it is so' USING ERRCODE = '{state}'; END $$"
+        )
+        other.execute(
+            "CREATE TRIGGER fails BEFORE INSERT ON ravnest_records "
+            "FOR EACH ROW EXECUTE FUNCTION fails()"
+        )
+
+        def mend():
+            other.execute("DROP TRIGGER IF EXISTS fails ON ravnest_records")
+
+        with Hears("cannot do this now, trying again: it is so", mend):
+            write(store, Put("k", "a", b"{}"))
+    assert records(store, "k") == [("a", b"{}")]
     store.close()
 
 

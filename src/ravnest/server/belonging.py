@@ -41,7 +41,10 @@ def belong_together(folders: Folders, store: Store, url: str) -> None:
     id = secrets.token_hex(8) if known is None else known.id
     # First the records: if nothing more comes of it, they are taken for those of this folder.
     if of_store != (found := Identity(id, str(folders.root))):
-        store.write([Put(_KIND, _ID, msgspec.json.encode(found))]).result()
+        body = msgspec.json.encode(found)
+        store.write([Put(_KIND, _ID, body)]).result()
+    assert body is not None
+    store.expect(_KIND, _ID, body)
     if of_folder != (found := Identity(id, where)):
         write_whole(folders.identity, msgspec.json.encode(found), PRIVATE)
 

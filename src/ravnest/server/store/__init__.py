@@ -39,6 +39,10 @@ class Database(Reading, Protocol):
 
     def carry_out(self, batch: Batch) -> None: ...
     def beside(self) -> "Database": ...
+    def expect(self, kind: str, id: str, body: bytes) -> None:
+        """By this record it is recognised if the connection has to be made anew."""
+        ...
+
     def hurry(self) -> None:
         """From any thread: whatever it waits for now or later, it waits no more."""
         ...
@@ -68,11 +72,19 @@ class Store:
         """An answer about what has been committed."""
         return self._reader.submit(question, self._reading)
 
-    def close(self) -> None:
-        """Everything that was told before this is written first, if it can be without waiting for
-        somebody to come back or to make room."""
+    def expect(self, kind: str, id: str, body: bytes) -> None:
+        """From now on a database without this record is another one, and not written to."""
+        self._database.expect(kind, id, body)
+        self._reading.expect(kind, id, body)
+
+    def hurry(self) -> None:
+        """The server is about to end: nobody is waited for who has to come back or to make room."""
         self._database.hurry()
         self._reading.hurry()
+
+    def close(self) -> None:
+        """Everything that was told before this is written first, if it can be in a hurry."""
+        self.hurry()
         self._queue.put(None)
         self._thread.join()
         self._reader.shutdown()

@@ -1,6 +1,7 @@
 """Records in one SQLite file. A second server on the same file is refused.
 
-If the disk is full, writing waits for a while: whoever has filled it has to make room again.
+If the disk is full, or somebody else holds the file, a backup for example, writing waits for a
+while: whoever has filled it has to make room again.
 """
 
 import contextlib
@@ -18,11 +19,16 @@ from ravnest.server.store.statements import MIGRATIONS, SCHEMA_VERSION, Statemen
 
 logger = logging.getLogger("ravnest.server")
 
-_BUSY_S = 30.0
+_BUSY_S = 5.0
+"""How long SQLite waits for somebody else by itself; nothing can interrupt it."""
 ROOM_S = 60.0
-"""How long room is waited for."""
+"""How long room is waited for, and whoever holds the file."""
 _PAUSE_S = 1.0
-_NO_ROOM = frozenset({sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR_SHMSIZE})
+_PASSES = {
+    sqlite3.SQLITE_FULL: "room on the disk",
+    sqlite3.SQLITE_IOERR_SHMSIZE: "room on the disk",
+    sqlite3.SQLITE_BUSY: "somebody else who has locked them",
+}
 
 
 class SqliteDatabase:
@@ -81,9 +87,10 @@ class SqliteDatabase:
                 return self._carry_out(batch)
             except sqlite3.Error as error:
                 late = time.monotonic() >= deadline
-                if getattr(error, "sqlite_errorcode", None) not in _NO_ROOM or late:
+                awaited = _PASSES.get(getattr(error, "sqlite_errorcode", -1))
+                if awaited is None or late:
                     raise
-                logger.warning("the records wait for room on the disk: %s", error)
+                logger.warning("the records wait for %s: %s", awaited, error)
                 if self._hurried.wait(_PAUSE_S):
                     raise
 
@@ -129,6 +136,9 @@ class SqliteDatabase:
 
     def beside(self) -> "SqliteDatabase":
         return SqliteDatabase(self._path, writes=False)
+
+    def expect(self, kind: str, id: str, body: bytes) -> None:
+        """Nobody can put another file in the place of one that is open."""
 
     def hurry(self) -> None:
         self._hurried.set()
