@@ -47,6 +47,23 @@ def test_without_options_nothing_is_limited(joined, tmp_path, capsys):
     assert not settings.is_named
 
 
+@pytest.mark.parametrize("variable", ["RAVNEST_TOKEN", "RAVNEST_JOIN_TOKEN"])
+def test_a_token_need_not_be_typed(joined, monkeypatch, variable):
+    monkeypatch.setenv(variable, str(TOKEN))
+    assert main(["join", "host"]) == 0
+    assert joined.token == TOKEN
+
+
+def test_a_token_for_something_else_is_left_out_where_nobody_has_typed_it(joined, monkeypatch):
+    """A machine that has joined needs none, and its owner may have one to submit jobs with."""
+    requester = Token.make("requester", b"\1" * 16)
+    monkeypatch.setenv("RAVNEST_TOKEN", str(requester))
+    assert main(["join", "host"]) == 0
+    assert joined.token is None
+    assert main(["join", "host", "--token", str(requester)]) == 0
+    assert joined.token == requester
+
+
 @pytest.mark.parametrize("name", ["grace", "mei's MacBook 🍏"])
 def test_a_name_that_is_changed_is_told(joined, capsys, name):
     assert main(["join", "host", "--name", name]) == 0

@@ -33,7 +33,11 @@ def _device(ctx: click.Context, param: click.Parameter, value: str | None) -> st
 @click.command("join")
 @click.argument("url", required=False)
 @config_option
-@click.option("--token", help="From `ravnest server`; needed the first time only.")
+@click.option(
+    "--token",
+    envvar=["RAVNEST_JOIN_TOKEN", "RAVNEST_TOKEN"],
+    help="From `ravnest server`; needed the first time only. Also RAVNEST_TOKEN.",
+)
 @click.option("--name", show_default="the name of this computer", help="What others see.")
 @click.option(
     "--memory",
@@ -132,6 +136,9 @@ def command(
             "spaces and _.:+/@()-",
         )
     parsed = Token.parse(token) if token else None
+    source = click.get_current_context().get_parameter_source("token")
+    if parsed and parsed.role != "provider" and source is click.core.ParameterSource.ENVIRONMENT:
+        parsed = None  # what its owner looks and submits with; it was not meant for joining
     struck = asyncio.run(join(settings, parsed, show))
     return 0 if struck is None else EXIT_SIGNALLED + struck
 
