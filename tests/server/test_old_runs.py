@@ -4,6 +4,7 @@ import asyncio
 from types import SimpleNamespace
 
 import pytest
+from made import CAPS, FACTS
 from servers import TIMEOUT_S, running_server
 
 from ravnest.api.limits import encode
@@ -15,7 +16,7 @@ from ravnest.server.service.errands import Errands
 from ravnest.server.service.files import Files
 from ravnest.server.state.effects import Fuse, MakePlan
 from ravnest.server.state.events import Fused, FusingFailed
-from ravnest.server.state.records import Job, Run
+from ravnest.server.state.records import Job, Provider, Run
 from ravnest.server.state.world import World
 from ravnest.server.store import open_store
 
@@ -40,7 +41,7 @@ class Scene:
         self.errands._spec = self._spec
 
     def _start(self, key, folder, task, done):
-        self.done = done
+        self.done, self.task = done, task
 
     async def _ended(self, *keys):
         assert keys == ("plan j",)
@@ -50,10 +51,10 @@ class Scene:
     async def _spec(self, job):
         return "as it was handed in"
 
-    async def plan(self, run, fused_run=0):
+    async def plan(self, run, fused_run=0, pool=()):
         """As far as the workshop."""
         self.world.planning, self.world.attempt = "j", 1
-        order = MakePlan(job="j", attempt=1, run=run, pool=(), fused_run=fused_run, epochs_done=0)
+        order = MakePlan(job="j", attempt=1, run=run, pool=pool, fused_run=fused_run, epochs_done=0)
         await self.errands._plan(order)
 
     def _happen(self, event):
@@ -87,6 +88,15 @@ def test_runs_before_one_that_is_fused_are_removed_once_that_is_known(scene):
     assert scene.happened == [(Fused(job="j", run=3, bytes=7), [1, 2, 3, 10])]
     assert scene.runs("j") == [3, 10]
     assert scene.files.held_bytes == 200
+
+
+def test_machines_of_one_name_are_told_apart_in_a_plan(scene):
+    for id, name in ((1, "vm"), (2, "vm"), (3, "grace")):
+        provider = Provider(id=id, name=name, digest="", facts=FACTS, caps=CAPS)
+        scene.world.providers[id] = provider
+        scene.world.namesakes[name] += 1
+    asyncio.run(scene.plan(11, pool=[SimpleNamespace(id=id) for id in (1, 2, 3)]))
+    assert scene.task.names == {1: "vm #1", 2: "vm #2", 3: "grace"}
 
 
 def test_nothing_is_removed_if_fusing_fails(scene):

@@ -128,6 +128,15 @@ def test_a_run_that_has_ended_shows_no_speeds():
     assert speeds() == (0.0, 0.0, 0.0, 0.0)
 
 
+def test_machines_of_one_name_are_told_apart_in_a_pipeline():
+    world = a_world()
+    for id in (1, 2):
+        world.providers[id] = Provider(id=id, name="vm", digest="", facts=FACTS, caps=Caps())
+        world.namesakes["vm"] += 1
+    stages = run_view(world, world.runs["j"], None, ()).clusters[0].stages
+    assert [stage.name for stage in stages] == ["vm #1", "vm #2"]
+
+
 def curve(*points):
     """Of (step, epoch, value), in the order in which they came."""
     found = series_view(

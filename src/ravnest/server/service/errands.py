@@ -144,7 +144,7 @@ class Errands:
             await self._files.off_loop(self._folders.remove_runs_except, order.job, kept)
             await self._files.off_loop(self._files.count_job, order.job)
         fused = self._folders.result(order.job) / FUSED["safetensors"]
-        known = self._core.world.providers
+        world = self._core.world
         task = PlanOrder(
             task="plan",
             spec=spec,
@@ -152,7 +152,7 @@ class Errands:
             model=str(self._folders.job(order.job) / "model"),
             run=order.run,
             pool=order.pool,
-            names={provider.id: known[provider.id].name for provider in order.pool},
+            names={provider.id: world.called(provider.id) for provider in order.pool},
             weights=str(fused) if order.fused_run else "",
             epochs_done=order.epochs_done,
         )

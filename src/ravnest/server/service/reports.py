@@ -93,7 +93,7 @@ class Reports:
                 live.spans.clear()
 
     def _pass_on_notes(self, part: Part, report: WorkReport) -> None:
-        name = self._core.world.providers[part.provider].name
+        name = self._core.world.called(part.provider)
         for note in report.notes:
             self._warn(f"{name}: {note}", part.job, part.provider)
 
@@ -151,7 +151,7 @@ class Reports:
         if part is not None and part.is_open:
             results = await self._run_files.whole(part, message.results)
             if len(results) < len(message.results):
-                name = world.providers[provider].name
+                name = world.called(provider)
                 missing = counted(len(message.results) - len(results), "result")
                 self._warn(f"not here, or not whole: {missing} of {name}", part.job, provider)
         self.falls_silent(provider)
@@ -172,7 +172,7 @@ class Reports:
 
     def _too_much(self, provider: int, how: str) -> None:
         part = self._core.world.at_work.get(provider)
-        text = f"{self._core.world.providers[provider].name} {how}"
+        text = f"{self._core.world.called(provider)} {how}"
         self._warn(text, part.job if part else None, provider)
 
     def _warn(self, text: str, job: str | None, provider: int) -> None:

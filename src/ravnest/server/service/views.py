@@ -178,10 +178,10 @@ def _cluster_view(world: World, stages: list[Part], live: LiveRun | None) -> Clu
 
 def _stage_view(world: World, part: Part, live: LiveRun | None) -> StageView:
     report = live.reports.get(part.provider) if live else None
-    provider = world.providers.get(part.provider)
+    known = part.provider in world.providers
     return StageView(
         provider=part.provider,
-        name=provider.name if provider else part.node,
+        name=world.called(part.provider) if known else part.node,
         role=part.role,
         stage=part.stage,
         parameters=part.parameters,

@@ -12,9 +12,9 @@ def pass_time(world: World, now: float) -> None:
     for part in list(world.at_work.values()):
         presence = world.heard_of(part.provider)
         if part.is_open and not presence.connected:
-            due = presence.since + world.settings.away_s
+            due = world.since(presence.since, now) + world.settings.away_s
             if due <= now:
-                name = world.providers[part.provider].name
+                name = world.called(part.provider)
                 minutes = counted(world.settings.away_s / 60, "minute")
                 leaving_out.lose(world, part, f"{name} has been away for {minutes}", now)
             else:
@@ -29,7 +29,7 @@ def pass_time(world: World, now: float) -> None:
             # Losing one may have ended the others.
             limit = _limit(world, run, part, ended, now) if part.is_open else None
             if limit is not None and limit[0] <= now:
-                name = world.providers[part.provider].name
+                name = world.called(part.provider)
                 leaving_out.lose(world, part, f"{name} {limit[1]} in time", now)
             elif limit is not None:
                 world.order(Wake(at=limit[0]))
@@ -53,12 +53,13 @@ def _limit(
         if part.state != "assigned":
             return None
         pulse = world.pulses.get(part.id)
-        got_at = run.began_at if pulse is None else min(pulse.advanced_at, now)
-        due = min(got_at + world.settings.prepare_s, run.began_at + world.settings.prepare_most_s)
+        began_at = world.since(run.began_at, now)
+        got_at = began_at if pulse is None else world.since(pulse.advanced_at, now)
+        due = min(got_at + world.settings.prepare_s, began_at + world.settings.prepare_most_s)
         return due, "has not prepared its part"
     # Stages of a cluster are done together; clusters are not.
     since = ended.get(part.cluster) if run.stopped_at is None else run.stopped_at
     if since is None:
         return None
-    due = max(since, world.started_at) + world.settings.stop_s
-    return max(due, world.returns_by(part)), "has not ended with the others"
+    due = world.since(since, now) + world.settings.stop_s
+    return max(due, world.returns_by(part, now)), "has not ended with the others"

@@ -65,13 +65,13 @@ def _turn(world: World, job: Job) -> tuple[int, float, str]:
 
 def _settled_at(world: World, now: float) -> float:
     """When the pool has been as it is for long enough, and what is between them is known."""
-    quiet_at = pool.changed_at(world, now) + world.settings.settle_s
+    quiet_at = world.pool_changed_at + world.settings.settle_s
     return max(quiet_at, introducing.measured_by(world, now))
 
 
 def _hold(world: World, settled_at: float, now: float) -> float:
     """Something is to be planned and the pool is changing: how long that is waited for."""
-    if world.held_since is None or world.held_since > now:
+    if world.held_since is None:
         world.held_since = now
     return min(settled_at, world.held_since + world.settings.settle_most_s)
 
@@ -136,7 +136,7 @@ def begin_if_all_free(world: World, job: Job, now: float) -> None:
     if not gone:
         runs.begin(world, job, now)
         return
-    name = world.providers[gone[0]].name
+    name = world.called(gone[0])
     job.plan = None
     world.judged.pop(job.id, None)
     world.move(job, "waiting", f"{name} was planned with and is not free any more")

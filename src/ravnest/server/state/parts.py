@@ -19,7 +19,7 @@ def not_handed(world: World, event: NotHanded, now: float) -> None:
     """Nothing may wait for ever for a provider that was never told."""
     part = world.parts.get(event.part)
     if part is not None and part.is_open:
-        name = world.providers[part.provider].name
+        name = world.called(part.provider)
         runs.lose(world, part, f"{name} could not be told its part: {event.reason}", now)
 
 
@@ -61,7 +61,7 @@ def refused(world: World, provider: int, message: Refused, now: float) -> None:
     if part is None or not part.is_open:
         return
     job, run = world.jobs[part.job], world.runs[part.job]
-    name = world.providers[provider].name
+    name = world.called(provider)
     if run.state != "preparing":
         leaving_out.lose(world, part, f"{name} does not go on: {message.reason}", now)
         return
@@ -85,7 +85,7 @@ def ended(world: World, event: PartEnded, now: float) -> None:
     world.send(event.provider, Settled(assignment=event.assignment))
     if part is None or not part.is_open:
         return
-    end, name = event.end, world.providers[event.provider].name
+    end, name = event.end, world.called(event.provider)
     part.end, part.results, part.ended_at = end, event.results, now
     presence = world.heard_of(event.provider)
     if presence.assignment == part.id:  # it forgets it when it is told that all is settled
@@ -136,7 +136,7 @@ def catch_up(world: World, part: Part, state: AgentState, now: float) -> None:
 def missing(world: World, part: Part, now: float) -> None:
     """An agent has come back and knows nothing of its part."""
     if part.state == "training":
-        name = world.providers[part.provider].name
+        name = world.called(part.provider)
         leaving_out.lose(world, part, f"{name} has started anew and lost its part of the run", now)
         return
     part.state = "assigned"

@@ -17,19 +17,23 @@ def enrolled(world: World, event: EnrolledNow, now: float) -> None:
         caps=event.caps,
     )
     world.providers[provider.id] = provider
+    world.namesakes[provider.name] += 1
     world.presence[provider.id] = Presence(since=now, seen_at=now)
     world.save_provider(provider)
-    world.note(now, "info", f"{provider.name} is a provider now", provider=provider.id)
+    world.note(now, "info", f"{world.called(provider.id)} is a provider now", provider=provider.id)
 
 
 def connected(world: World, id: int, hello: Hello, now: float) -> None:
     provider, presence = world.providers[id], world.heard_of(id)
     if not presence.connected:
         presence.since = now
-        world.note(now, "info", f"{provider.name} is connected", provider=id)
+        world.note(now, "info", f"{world.called(id)} is connected", provider=id)
     if hello.name is not None and hello.name != provider.name:
-        world.note(now, "info", f"{provider.name} is called {hello.name} now", provider=id)
+        before = world.called(id)
+        world.namesakes.subtract([provider.name])
+        world.namesakes[hello.name] += 1
         provider.name = hello.name
+        world.note(now, "info", f"{before} is called {world.called(id)} now", provider=id)
         world.save_provider(provider)
     presence.connected, presence.seen_at = True, now
     presence.state, presence.assignment = hello.state, hello.assignment
@@ -74,12 +78,12 @@ def _may_be_willing_now(world: World, id: int) -> None:
 
 
 def disconnected(world: World, id: int, reason: str, now: float) -> None:
-    provider, presence = world.providers[id], world.heard_of(id)
+    presence = world.heard_of(id)
     if not presence.connected:
         return
     presence.connected, presence.since, presence.beat = False, now, None
     world.out.providers.add(id)
-    text = f"{provider.name} is away{f': {reason}' if reason else ''}"
+    text = f"{world.called(id)} is away{f': {reason}' if reason else ''}"
     part = world.at_work.get(id)
     if part is None:
         world.note(now, "info", text, provider=id)
@@ -135,7 +139,7 @@ def measured(world: World, id: int, message: Measured, now: float) -> None:
 
 
 def leaving(world: World, id: int, message: Leaving, now: float) -> None:
-    presence, part, name = world.heard_of(id), world.at_work.get(id), world.providers[id].name
+    presence, part, name = world.heard_of(id), world.at_work.get(id), world.called(id)
     presence.leaving = True
     why = f"leaves{f': {message.reason}' if message.reason else ''}"
     if part is not None and message.now:
@@ -157,7 +161,7 @@ def steered(world: World, event: ProviderSteered, now: float) -> None:
         world.send(provider.id, SetPause(paused=provider.paused))
         if provider.paused != before:
             how = f"was {'paused' if provider.paused else 'resumed'} by {event.by}"
-            world.note(now, "info", f"{provider.name} {how}", provider=provider.id)
+            world.note(now, "info", f"{world.called(provider.id)} {how}", provider=provider.id)
     world.save_provider(provider)
     wish_to_leave(world, provider.id, now)
     pool.review(world, provider.id, now)
@@ -166,13 +170,14 @@ def steered(world: World, event: ProviderSteered, now: float) -> None:
 def remove(world: World, provider: Provider, how: str, now: float) -> None:
     if provider.removed:  # what it says until its connection is closed is still heard
         return
-    part = world.at_work.get(provider.id)
+    part, name = world.at_work.get(provider.id), world.called(provider.id)
+    world.namesakes.subtract([provider.name])
     provider.removed, provider.digest, provider.removed_at = True, "", now
     world.set_figures(provider, None)
     if part is not None:
-        leaving_out.lose(world, part, f"{provider.name} {how}", now)
+        leaving_out.lose(world, part, f"{name} {how}", now)
     world.save_provider(provider)
-    world.note(now, "info", f"{provider.name} {how}", provider=provider.id)
+    world.note(now, "info", f"{name} {how}", provider=provider.id)
     world.order(Close(provider=provider.id, reason=f"this provider {how}", final=True))
     world.heard_of(provider.id).connected = False
     pool.review(world, provider.id, now)

@@ -134,7 +134,7 @@ def lose(world: World, part: Part, cause: str, now: float, *, secondhand: bool =
 def depart(world: World, part: Part, why: str, now: float) -> None:
     """A provider wants out in good order: the run is stopped, and goes on without it."""
     run = world.runs[part.job]
-    name = world.providers[part.provider].name
+    name = world.called(part.provider)
     if run.departing or run.state in ("stopping", "fusing", "over"):
         return
     # Who goes and comes at once, again and again, must not end one run after the other.

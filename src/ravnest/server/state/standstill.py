@@ -49,7 +49,7 @@ def judge(world: World, run: Run, now: float) -> None:
     if now < due:
         world.order(Wake(at=due))
         return
-    returning = [part for part in parts if now < world.returns_by(part)]
+    returning = [part for part in parts if now < world.returns_by(part, now)]
     if returning:
         reason = f"results are being brought back by {_names(world, returning)}"
         world.move(world.jobs[run.job], "running", reason)
@@ -67,9 +67,7 @@ def _is_heard_of(world: World, run: Run, parts: Iterable[Part]) -> bool:
 
 def _advanced_at(world: World, part: Part, now: float) -> float:
     pulse = world.pulses.setdefault(part.id, Pulse(advanced_at=now))
-    # Ahead of the clock is only what was noted before it was put back.
-    pulse.advanced_at = min(pulse.advanced_at, now)
-    return pulse.advanced_at
+    return world.since(pulse.advanced_at, now)
 
 
 def _give_up(world: World, parts: list[Part], now: float) -> None:
@@ -96,8 +94,8 @@ def _give_up(world: World, parts: list[Part], now: float) -> None:
 
 def _is_silent(world: World, part: Part, now: float) -> bool:
     heard = world.pulses[part.id].reported_at
-    return heard is None or now - heard > world.settings.standstill_s / 2
+    return heard is None or now - world.since(heard, now) > world.settings.standstill_s / 2
 
 
 def _names(world: World, parts: Iterable[Part]) -> str:
-    return ", ".join(world.providers[part.provider].name for part in parts)
+    return ", ".join(world.called(part.provider) for part in parts)

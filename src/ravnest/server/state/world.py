@@ -5,6 +5,7 @@ that is being handled.
 """
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
@@ -101,6 +102,8 @@ class Pulse:
 class World:
     settings: Settings = field(default_factory=Settings)
     providers: dict[int, Provider] = field(default_factory=dict)
+    namesakes: Counter[str] = field(default_factory=Counter)
+    """How many providers have a name; without those that were removed."""
     presence: dict[int, Presence] = field(default_factory=dict)
     jobs: dict[str, Job] = field(default_factory=dict)
     runs: dict[str, Run] = field(default_factory=dict)
@@ -142,11 +145,18 @@ class World:
     """Jobs that wait for room on the disk, which was said."""
     event_number: int = 0
     started_at: float = 0.0
-    """Whatever was due before, nobody could have done while the server was not there."""
+    """Whatever was due before, nobody could have done while the server was not there. When the
+    clock has moved it begins anew (see clock.py)."""
     out: Effects = field(default_factory=Effects)
 
     def next_provider(self) -> int:
         return max(self.providers, default=0) + 1
+
+    def called(self, provider: int) -> str:
+        """What people are told: its name, and with it the number if others have the same."""
+        one = self.providers[provider]
+        others = self.namesakes[one.name] - (not one.removed)
+        return f"{one.name} #{provider}" if others > 0 else one.name
 
     def heard_of(self, provider: int) -> Presence:
         return self.presence.setdefault(provider, Presence())
@@ -154,13 +164,19 @@ class World:
     def open_parts(self, job: str) -> Iterator[Part]:
         return (part for part in self.of_run.get(job, ()) if part.is_open)
 
-    def returns_by(self, part: Part) -> float:
+    def since(self, noted: float, now: float) -> float:
+        """From when on a limit counts that began at the moment that was noted. What was noted
+        before the server began, or ahead of the clock, was noted by another one."""
+        return noted if self.started_at <= noted <= now else self.started_at
+
+    def returns_by(self, part: Part, now: float) -> float:
         """Until when results are waited for that are being brought back; -inf if none are."""
         presence = self.heard_of(part.provider)
         if presence.state != "returning" or presence.assignment != part.id:
             return -math.inf
         settings = self.settings
-        return presence.since + (settings.bring_back_s if presence.connected else settings.away_s)
+        limit_s = settings.bring_back_s if presence.connected else settings.away_s
+        return self.since(presence.since, now) + limit_s
 
     def measured_mbps(self, one: int, other: int) -> float:
         """Directly between two providers, as either has measured it; 0 if nobody has."""
@@ -251,6 +267,7 @@ class World:
         for body in records.get("provider", ()):
             provider = msgspec.json.decode(body, type=Provider)
             world.providers[provider.id] = provider
+            world.namesakes[provider.name] += not provider.removed
             world.presence[provider.id] = Presence(since=now)
             world.set_figures(provider, provider.figures)
         world.reached = {
