@@ -96,6 +96,70 @@ def test_a_job_page_draws_pipelines_links_rings_and_curves(visit: Visit) -> None
     expect(page.locator('[data-ring="0"]')).to_contain_text("conv1.weight")
 
 
+def with_plan(visit: Visit, **different: Any) -> Page:
+    """The page of a job whose plan is another one."""
+    detail = visit.site.hub.simulation.detail(JOB)
+    assert detail.plan is not None
+    changed = msgspec.to_builtins(replace(detail, plan=replace(detail.plan, **different)))
+    visit.page.route(f"**/api/v1/jobs/{JOB}", lambda route: route.fulfill(json=changed))
+    return visit.open(JOB_PAGE)
+
+
+@in_browser(after_a_while)
+def test_a_job_that_has_ended_says_how_fast_it_was(visit: Visit) -> None:
+    """Two clusters, a step in 0.265 s each, of 64 rows."""
+    page = visit.open(JOB_PAGE)
+    speed = page.locator(".job-head .figure").nth(2)
+    expect(speed).not_to_contain_text("on average")
+    expect(page.locator(".topology")).to_contain_text("B/s")
+    visit.site.change(lambda simulation: simulation.act_on_job(JOB, "stop"))
+    expect(speed).to_have_text("Speed483 samples/son average")
+    expect(page.locator(".plan-verdict")).to_have_text(
+        "On average 102\u202f% of what the plan promised, 3.43 times one machine."
+    )
+    expect(page.locator(".plan-speeds")).to_contain_text("On average483 samples/s")
+
+
+@in_browser(after_a_while)
+def test_a_run_that_is_over_is_drawn_without_its_speeds(visit: Visit) -> None:
+    page = visit.open(JOB_PAGE)
+    visit.site.change(lambda simulation: simulation.act_on_job(JOB, "stop"))
+    expect(page.get_by_role("heading", name="Pipelines of the last run")).to_be_visible()
+    picture = page.locator(".topology")
+    expect(picture).to_contain_text("relay")
+    expect(picture).not_to_contain_text("B/s")
+    expect(picture).not_to_contain_text("samples/s")
+    values = page.locator('[data-stage="2"] .stage-value')
+    expect(values.last).to_have_text("\u2013")
+    visit.site.change(lambda simulation: simulation.act_on_job(JOB, "resume"))
+    expect(picture).to_contain_text("B/s")
+    expect(values.last).to_contain_text("%")
+
+
+@in_browser(after_a_while)
+def test_large_speeds_of_a_plan_stay_in_their_column(visit: Visit) -> None:
+    page = with_plan(visit, steps_per_s=18_258.5, single_machine_steps_per_s=1.0)
+    speeds = page.locator(".plan-speeds")
+    expect(speeds).to_contain_text("1,168,544 samples/s")
+    outer = speeds.bounding_box()
+    assert outer is not None
+    for value in page.locator(".speed-value:visible").all():
+        width: int = value.evaluate("(one) => one.scrollWidth")
+        box = value.bounding_box()
+        assert box is not None
+        assert box["x"] + width <= outer["x"] + outer["width"] + 1
+
+
+@in_browser(after_a_while)
+def test_a_plan_for_one_machine_is_not_compared_with_itself(visit: Visit) -> None:
+    visit.site.change(lambda simulation: simulation.act_on_job(JOB, "pause"))
+    page = with_plan(visit, providers=1, clusters=1)
+    expect(page.locator(".plan-verdict")).to_have_text(
+        "The plan promises 474 samples/s: one machine trains the whole model."
+    )
+    expect(page.get_by_text("One machine alone")).to_be_hidden()
+
+
 CROSSED = """() => {
   const heads = [...document.querySelectorAll("[data-lane]")].map((head) => [head, head.getBBox()]);
   const crossed = new Set();
@@ -158,6 +222,37 @@ def test_a_dialog_over_another_one_has_its_own_name(visit: Visit) -> None:
     expect(page.get_by_role("dialog", name="grace-desktop", exact=True)).to_be_visible()
     page.get_by_role("button", name="Remove").click()
     expect(page.get_by_role("dialog", name="Remove grace-desktop?", exact=True)).to_be_visible()
+
+
+@in_browser()
+def test_the_buttons_of_a_machine_stand_in_one_line(visit: Visit) -> None:
+    page = visit.open()
+    visit.sign_in(token("operator"))
+    page.get_by_role("button", name="lab-gpu-1").click()
+    dialog = page.get_by_role("dialog")
+    expect(dialog).to_contain_text("15\u202fGB offered; a worker uses")
+    boxes = [button.bounding_box() for button in dialog.get_by_role("button").all()]
+    assert len(boxes) == 3
+    assert len({(box["y"], box["height"]) for box in boxes if box is not None}) == 1
+
+
+@in_browser()
+def test_machines_of_one_name_are_told_apart_by_their_numbers(visit: Visit) -> None:
+    page = visit.open()
+    mine = page.locator('tr[data-provider="2"] .machine-name')
+    expect(mine).to_have_text("lab-gpu-1")
+    visit.site.change(lambda simulation: simulation.rename(6, "lab-gpu-1"))
+    expect(page.locator('tr[data-provider="6"] .machine-name')).to_have_text("lab-gpu-1 #6")
+    expect(mine).to_have_text("lab-gpu-1 #2")
+    mine.click()
+    expect(page.get_by_role("dialog", name="lab-gpu-1 #2", exact=True)).to_be_visible()
+    visit.open(JOB_PAGE)
+    expect(page.locator('[data-stage="2"] .stage-name')).to_have_text("lab-gpu-1 #2")
+    expect(page.locator('[data-stage="3"] .stage-name')).to_have_text("lab-gpu-2")
+    expect(page.locator(".plan-notes b")).to_have_text("lab-gpu-1 #6")
+    expect(page.locator('[data-ring="0"]')).to_contain_text("lab-gpu-1 #2 · mini")
+    visit.site.change(lambda simulation: simulation.rename(6, "desk"))
+    expect(page.locator('[data-stage="2"] .stage-name')).to_have_text("lab-gpu-1")
 
 
 @in_browser()

@@ -27,6 +27,8 @@ export class Store {
     this.runs = new Map();
     /** @type {import("./types.js").EventView[]} oldest first */
     this.events = [];
+    /** @type {Map<string, number>} how many machines have this name */
+    this.namesakes = new Map();
     /** What to add to this machine's clock to have the server's, in seconds. */
     this.clockOffset = 0;
   }
@@ -37,11 +39,22 @@ export class Store {
   }
 
   /**
+   * What people call a machine; of several with one name, each with its number.
+   * @param {number} id
+   * @param {string} [otherwise] if it is not known here any more
+   */
+  nameOf(id, otherwise = `provider-${id}`) {
+    const name = this.providers.get(id)?.name ?? otherwise;
+    return (this.namesakes.get(name) ?? 0) > 1 ? `${name} #${id}` : name;
+  }
+
+  /**
    * @param {Overview} overview
    * @returns {Change}
    */
   replace(overview) {
     this.providers = new Map(overview.providers.map((view) => [view.id, view]));
+    this.#countNames();
     this.jobs = new Map(overview.jobs.map((view) => [view.id, view]));
     this.runs = new Map(overview.runs.map((view) => [view.job, view]));
     const last = this.events.at(-1)?.number ?? -1;
@@ -67,6 +80,7 @@ export class Store {
   apply(changes) {
     for (const view of changes.providers ?? []) this.providers.set(view.id, view);
     for (const id of changes.gone_providers ?? []) this.providers.delete(id);
+    if (changes.providers?.length || changes.gone_providers?.length) this.#countNames();
     for (const view of changes.jobs ?? []) this.jobs.set(view.id, view);
     for (const id of changes.gone_jobs ?? []) this.jobs.delete(id);
     for (const view of changes.runs ?? []) this.runs.set(view.job, view);
@@ -92,6 +106,11 @@ export class Store {
     const all = new Map(this.events.map((event) => [event.number, event]));
     for (const event of events) all.set(event.number, event);
     this.events = [...all.values()].sort((a, b) => a.number - b.number).slice(-EVENTS_KEPT);
+  }
+
+  #countNames() {
+    this.namesakes = new Map();
+    for (const { name } of this.providers.values()) this.namesakes.set(name, (this.namesakes.get(name) ?? 0) + 1);
   }
 
   /** @param {import("./types.js").ServerView} server */

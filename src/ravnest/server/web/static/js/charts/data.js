@@ -4,6 +4,8 @@
 /** @typedef {"step"|"epoch"|"at"} Axis */
 
 const MOST_POINTS = 20_000;
+/** Of less than that no speed can be told. */
+const LEAST_S = 1;
 /** @type {Record<Axis, 0|1|2>} */
 const PLACE = { step: 0, epoch: 1, at: 2 };
 
@@ -45,6 +47,18 @@ export class Curves {
       list.push([step, epoch, at, value]);
       if (list.length > MOST_POINTS) this.points.set(key, thinned(list));
     }
+  }
+
+  /** Of all clusters together, from the first step to the last, validation included; 0 if unknown. */
+  stepsPerSecond() {
+    let sum = 0;
+    for (const [key, points] of this.points) {
+      const [first, last] = [points[0], points.at(-1)];
+      if (!first || !last || partsOf(key).name !== "train/loss") continue;
+      const seconds = last[2] - first[2];
+      if (seconds >= LEAST_S) sum += (last[0] - first[0]) / seconds;
+    }
+    return sum;
   }
 
   /** Keys by metric: what belongs into one chart. */

@@ -46,6 +46,7 @@ export class JobHead {
     );
     /** @type {import("../types.js").JobView|null} */
     this.known = null;
+    this.mean = 0;
     this.shown = "";
   }
 
@@ -70,6 +71,12 @@ export class JobHead {
     this.facts.replaceChildren(...factsOf(job));
   }
 
+  /** @param {number} mean samples/s of a job that has ended; 0 if nobody knows */
+  setMean(mean) {
+    this.mean = mean;
+    if (this.known) this.#showNumbers(this.known);
+  }
+
   /** @param {import("../types.js").JobView} job */
   #showNumbers(job) {
     const share = job.epochs ? Math.min(1, job.epoch / job.epochs) : 0;
@@ -77,7 +84,8 @@ export class JobHead {
     this.far.set(passed(job.epoch), `of ${whole(job.epochs)}`, percent(share));
     this.step.set(whole(job.step), "", "batches so far");
     const running = job.state === "running";
-    this.rate.set(running ? digits(job.samples_per_second) : "–", running ? "samples/s" : "", "");
+    const rate = running ? job.samples_per_second : this.mean;
+    this.rate.set(running || rate ? digits(rate) : "–", running || rate ? "samples/s" : "", this.mean ? "on average" : "");
     this.loss.set(metric("loss", job.loss), "", "training");
     const metrics = Object.entries(job.metrics).sort(
       ([a], [b]) => Number(a.endsWith("loss")) - Number(b.endsWith("loss")),

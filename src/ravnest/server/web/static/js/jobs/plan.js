@@ -57,7 +57,7 @@ export class PlanCard {
     const notes = [
       ...plan.warnings.map((text) => h("li", {}, text)),
       ...plan.idle.map(([id, why]) =>
-        h("li", {}, h("b", {}, this.store.providers.get(id)?.name ?? `provider-${id}`), ` is not used: ${why}`),
+        h("li", {}, h("b", {}, this.store.nameOf(id)), ` is not used: ${why}`),
       ),
     ];
     this.notes.replaceChildren(...notes);
@@ -69,25 +69,31 @@ export class PlanCard {
   /**
    * @param {import("../types.js").JobView|undefined} job
    * @param {import("../types.js").RunView|null} run
+   * @param {number} mean samples/s of a job that has ended; 0 if nobody knows
    */
-  update(job, run) {
+  update(job, run, mean) {
     if (!this.plan || !job) return;
     const promised = this.plan.steps_per_s * this.plan.batch_size;
-    const alone = this.plan.single_machine_steps_per_s * this.plan.batch_size;
-    const now = job.state === "running" && run ? job.samples_per_second : 0;
+    // One machine is not compared with itself.
+    const alone = this.plan.providers > 1 ? this.plan.single_machine_steps_per_s * this.plan.batch_size : 0;
+    const now = job.state === "running" && run ? job.samples_per_second : mean;
+    this.bars.now.call(mean ? "On average" : "Now");
     const most = Math.max(promised, alone, now) || 1;
     this.bars.alone.set(alone, most);
     this.bars.promised.set(promised, most);
     this.bars.now.set(now, most);
     this.bars.now.element.hidden = !now;
     this.bars.alone.element.hidden = !alone;
-    const times = alone
-      ? `${digits(promised / alone)} times as fast as the fastest machine alone`
-      : "no machine could train it alone";
+    const times =
+      this.plan.providers === 1
+        ? "one machine trains the whole model"
+        : alone
+          ? `${digits(promised / alone)} times as fast as the fastest machine alone`
+          : "no machine could train it alone";
     setText(
       this.verdict,
       now
-        ? `${percent(now / promised)} of what the plan promises${alone ? `, ${digits(now / alone)} times one machine` : ""}.`
+        ? `${mean ? "On average " : ""}${percent(now / promised)} of what the plan ${mean ? "promised" : "promises"}${alone ? `, ${digits(now / alone)} times one machine` : ""}.`
         : `The plan promises ${digits(promised)} samples/s: ${times}.`,
     );
   }
@@ -98,16 +104,19 @@ export class PlanCard {
  * @param {string} kind
  */
 function speedBar(label, kind) {
+  const name = h("span", { class: "speed-label" }, label);
   const value = h("span", { class: "speed-value" });
   const fill = h("i", { class: `speed-fill ${kind}` });
   return {
     element: h(
       "div",
       { class: "speed" },
-      h("span", { class: "speed-label" }, label),
+      name,
       h("span", { class: "speed-track" }, fill),
       value,
     ),
+    /** @param {string} label */
+    call: (label) => setText(name, label),
     /**
      * @param {number} rate
      * @param {number} most

@@ -20,10 +20,10 @@ export function machineDialog(context, id) {
   const state = badge(first.state, doing(first));
   const since = timeElement(first.since, "for");
   const facts = h("dl", { class: "facts" });
-  const actions = h("span", { class: "dialog-actions" });
+  const actions = h("span");
   const close = h("button", { class: "button", type: "button" }, "Close");
   const dialog = openDialog(
-    first.name,
+    context.store.nameOf(id),
     [h("p", {}, state, " ", since), facts, h("div", { class: "dialog-actions" }, actions, close)],
     { wide: true },
   );
@@ -74,7 +74,7 @@ function factsOf(context, view) {
     ["Device", `${view.device_name || view.device} (${view.device}), ${whole(view.cores)} cores`],
     [
       "Memory",
-      `${bytes(view.worker_limit_bytes)} offered to a worker, ${bytes(view.memory_bytes)} of it for its stage; ${view.worker_memory_bytes ? `a worker uses ${bytes(view.worker_memory_bytes)}` : "no worker at present"}; ${bytes(view.memory_free_bytes)} free`,
+      `${bytes(view.worker_limit_bytes)} offered; ${view.worker_memory_bytes ? `a worker uses ${bytes(view.worker_memory_bytes)}` : "no worker at present"}; ${bytes(view.memory_free_bytes)} free`,
     ],
     ["Processor", `${percent(view.cpu)} busy`],
     ["Compute", measured ? gflops(view.gflops) : "being measured"],
@@ -114,6 +114,7 @@ function factsOf(context, view) {
  */
 function controls(context, view, done) {
   if (!context.session.maySteerProviders) return [];
+  const name = context.store.nameOf(view.id);
   /** @param {string} action @param {string} words */
   const act = async (action, words) => {
     const path = `/providers/${view.id}/action`;
@@ -122,22 +123,22 @@ function controls(context, view, done) {
   const toggle = view.paused
     ? h(
         "button",
-        { class: "button", type: "button", on: { click: () => act("resume", `${view.name} takes work again`) } },
+        { class: "button", type: "button", on: { click: () => act("resume", `${name} takes work again`) } },
         "Resume",
       )
     : h(
         "button",
-        { class: "button", type: "button", on: { click: () => act("pause", `${view.name} is paused`) } },
+        { class: "button", type: "button", on: { click: () => act("pause", `${name} is paused`) } },
         "Pause",
       );
   const remove = h("button", { class: "button danger", type: "button" }, "Remove");
   remove.addEventListener("click", async () => {
     const sure = await confirmDialog({
-      title: `Remove ${view.name}?`,
+      title: `Remove ${name}?`,
       text: "It is forgotten here, and its identity is refused from now on. To come back it has to join with a new token.",
       yes: "Remove it",
     });
-    if (sure) await act("remove", `${view.name} has been removed`);
+    if (sure) await act("remove", `${name} has been removed`);
   });
   return [remove, toggle];
 }

@@ -62,8 +62,8 @@ export function addMachineDialog(context) {
     h(
       "div",
       { class: "two" },
-      h("label", { class: "field" }, h("span", {}, "Good for machines"), uses),
-      h("label", { class: "field" }, h("span", {}, "Good for hours"), hours),
+      h("label", { class: "field" }, h("span", {}, "How many machines"), uses),
+      h("label", { class: "field" }, h("span", {}, "For how many hours"), hours),
     ),
     problem,
     result,

@@ -11,9 +11,9 @@ import { bar, jobLink } from "../ui/parts.js";
 /**
  * @param {ProviderView} first
  * @param {(id: number) => void} onOpen
- * @param {(job: string) => string} jobName
+ * @param {import("../store.js").Store} store
  */
-export function machineRow(first, onOpen, jobName) {
+export function machineRow(first, onOpen, store) {
   const name = h("button", { class: "machine-name", type: "button", on: { click: () => onOpen(first.id) } });
   const host = h("span", { class: "small faint" });
   const state = badge(first.state);
@@ -42,13 +42,14 @@ export function machineRow(first, onOpen, jobName) {
   );
   /** @type {ProviderView|null} */
   let known = null;
+  const jobName = (/** @type {string} */ id) => store.jobs.get(id)?.name ?? id;
   return {
     element,
     /** @param {ProviderView} view */
     update(view) {
+      setText(name, store.nameOf(view.id)); // another one may have taken the same
       if (view === known) return;
       known = view;
-      setText(name, view.name);
       setText(host, view.hostname === view.name ? "" : view.hostname);
       setBadge(state, view.state, doing(view));
       setTime(since, view.since);

@@ -94,7 +94,7 @@ export class MachineTable {
     /** @type {Map<number, ReturnType<typeof machineRow>>} */
     const rows = new Map();
     for (const view of shown) {
-      const row = this.rows.get(view.id) ?? machineRow(view, this.onOpen, (id) => this.store.jobs.get(id)?.name ?? id);
+      const row = this.rows.get(view.id) ?? machineRow(view, this.onOpen, this.store);
       row.update(view);
       rows.set(view.id, row);
     }

@@ -12,6 +12,7 @@ import { EventList } from "../ui/events.js";
 import { card, empty } from "../ui/parts.js";
 
 const EVENTS_SHOWN = 100;
+const ENDED = new Set(["done", "stopped", "failed"]);
 
 /**
  * @param {import("../types.js").Context} context
@@ -23,7 +24,7 @@ export function jobPage(context, id) {
   const closing = new AbortController();
   const head = new JobHead(context, id);
   const plan = new PlanCard(store);
-  const topology = new TopologyCard();
+  const topology = new TopologyCard(store);
   const curves = new CurveCard();
   const timeline = new TimelineCard(context, id, closing.signal);
   const rounds = new RoundsCard(store);
@@ -75,6 +76,7 @@ export function jobPage(context, id) {
     early = null;
     if (points) curves.replace(points, mine);
     else curves.add(mine);
+    showRun();
   }
 
   async function fetchEvents() {
@@ -86,11 +88,23 @@ export function jobPage(context, id) {
     }
   }
 
+  /**
+   * Samples/s of a job that has ended. How long one was stopped that was taken up again, nobody says;
+   * nor how large the steps of a script are, if they are not what was planned for.
+   * @param {import("../types.js").JobView} job
+   */
+  function meanSpeed(job) {
+    const known = ENDED.has(job.state) && job.run === 1 && job.batch_size === plan.plan?.batch_size;
+    return known ? curves.curves.stepsPerSecond() * job.batch_size : 0;
+  }
+
   function showRun() {
     const job = store.jobs.get(id);
+    const mean = job ? meanSpeed(job) : 0;
     topology.update(run, job);
     rounds.update(run);
-    plan.update(job, run);
+    head.setMean(mean);
+    plan.update(job, run, mean);
     timeline.setRun(run, job);
   }
 

@@ -45,13 +45,16 @@ function pipelineLine(edge, down) {
       forwardText,
       backwardText,
     ),
-    /** @param {import("../types.js").LinkView|undefined} link as seen from the source of the edge */
-    update(link) {
+    /**
+     * @param {import("../types.js").LinkView|undefined} link as seen from the source of the edge
+     * @param {boolean} over nothing goes over it any more
+     */
+    update(link, over) {
       const [there, back] = [link?.forward_bytes_per_s ?? 0, link?.backward_bytes_per_s ?? 0];
       setAttribute(forward, "data-pace", paceOf(there));
       setAttribute(backward, "data-pace", paceOf(back));
-      setText(forwardText, `${bytesPerSecond(there)} ${down ? "↓" : "→"}`);
-      setText(backwardText, `${down ? "↑" : "←"} ${bytesPerSecond(back)}`);
+      setText(forwardText, over ? "" : `${bytesPerSecond(there)} ${down ? "↓" : "→"}`);
+      setText(backwardText, over ? "" : `${down ? "↑" : "←"} ${bytesPerSecond(back)}`);
       const kind = link?.path ?? "unknown";
       for (const part of [path, forward, backward]) setAttribute(part, "data-path", kind);
       setText(pillText, kind);
@@ -59,7 +62,9 @@ function pipelineLine(edge, down) {
       const measured = link?.measured_mbps ? `, measured ${mbps(link.measured_mbps)}` : "";
       setText(
         title,
-        `${kind === "relay" ? "through the server's relay" : kind}: ${bytesPerSecond(there)} forward, ${bytesPerSecond(back)} back${measured}`,
+        (kind === "relay" ? "through the server's relay" : kind) +
+          (over ? "" : `: ${bytesPerSecond(there)} forward, ${bytesPerSecond(back)} back`) +
+          measured,
       );
     },
   };
@@ -77,8 +82,8 @@ function ringLine(edge, down) {
   const title = svg("title");
   return {
     element: svg("g", { class: "link", "data-link": `${edge.source}-${edge.target}` }, title, line, text),
-    /** @param {import("../types.js").LinkView|undefined} link */
-    update(link) {
+    /** @param {import("../types.js").LinkView|undefined} link @param {boolean} over */
+    update(link, over) {
       const speed = (link?.forward_bytes_per_s ?? 0) + (link?.backward_bytes_per_s ?? 0);
       setAttribute(line, "data-pace", paceOf(speed));
       for (const part of [line, text]) setAttribute(part, "data-path", link?.path ?? "unknown");
@@ -86,7 +91,8 @@ function ringLine(edge, down) {
       setText(text, speed >= QUIET && !down ? bytesPerSecond(speed) : "");
       setText(
         title,
-        `averaging${link && link.path !== "unknown" ? `, ${link.path}` : ""}: ${bytesPerSecond(speed)} both ways`,
+        `averaging${link && link.path !== "unknown" ? `, ${link.path}` : ""}` +
+          (over ? "" : `: ${bytesPerSecond(speed)} both ways`),
       );
     },
   };

@@ -52,7 +52,7 @@ export class RoundsCard {
  * @param {import("../store.js").Store} store
  */
 function ringRow(ring, store) {
-  const members = ring.providers.map((id) => store.providers.get(id)?.name ?? `provider-${id}`);
+  const members = ring.providers.map((id) => store.nameOf(id));
   const strip = svg("svg", {
     class: "strip",
     viewBox: `0 0 ${STRIP} 18`,

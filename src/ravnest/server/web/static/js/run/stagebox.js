@@ -44,8 +44,11 @@ export function stageBox(box) {
   );
   return {
     element,
-    /** @param {import("../types.js").StageView} stage */
-    update(stage) {
+    /**
+     * @param {import("../types.js").StageView} stage
+     * @param {boolean} over it has worked, and does not any more
+     */
+    update(stage, over) {
       setAttribute(element, "data-stage", `${stage.provider}`);
       setText(name, fitted(stage.name, inner - 16, "600 13px system-ui, sans-serif"));
       setAttribute(dot, "class", `stage-dot tone-${toneOf(stage.state)}`);
@@ -61,10 +64,10 @@ export function stageBox(box) {
       );
       const share = stage.memory_bytes ? stage.memory_used_bytes / stage.memory_bytes : 0;
       memory.set(share, sizes(stage.memory_used_bytes, stage.memory_bytes), share > 1.05 ? "bad" : "busy");
-      busy.set(stage.busy, percent(stage.busy), "good");
+      busy.set(over ? 0 : stage.busy, over ? "–" : percent(stage.busy), "good");
       const words =
         `${stage.name}: ${stage.role}, stage ${stage.stage}, ${count(stage.parameters)} parameters\n` +
-        `${stage.state || "planned"}, busy ${percent(stage.busy)}, ${stage.in_flight} in flight, staleness ${stage.staleness.toFixed(1)}\n` +
+        `${stage.state || "planned"}${over ? "" : `, busy ${percent(stage.busy)}, ${stage.in_flight} in flight`}, staleness ${stage.staleness.toFixed(1)}\n` +
         `memory ${bytes(stage.memory_used_bytes)}, predicted ${bytes(stage.memory_bytes)}`;
       setText(title, words);
       setAttribute(element, "aria-label", words);

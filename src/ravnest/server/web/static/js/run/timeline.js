@@ -118,7 +118,7 @@ export class TimelineCard {
       this.spans = new Spans();
     }
     for (const cluster of run?.clusters ?? [])
-      for (const stage of cluster.stages) this.names.set(stage.provider, stage.name);
+      for (const one of cluster.stages) this.names.set(one.provider, this.context.store.nameOf(one.provider, one.name));
   }
 
   /** Something new has been said by the server: there may be new spans. */

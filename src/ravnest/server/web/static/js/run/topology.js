@@ -18,7 +18,9 @@ const NO_RUN = {
 };
 
 export class TopologyCard {
-  constructor() {
+  /** @param {import("../store.js").Store} store */
+  constructor(store) {
+    this.store = store;
     this.scroll = h("div", {
       class: "topology-scroll",
       tabindex: 0,
@@ -44,6 +46,7 @@ export class TopologyCard {
     });
     this.limit = MOST_CLUSTERS;
     this.down = false;
+    this.over = false;
     this.shape = "";
     /** @type {import("../types.js").RunView|null} */
     this.run = null;
@@ -63,7 +66,9 @@ export class TopologyCard {
    */
   update(run, job) {
     this.run = run;
-    this.element.hidden = !run && ENDED.has(job?.state ?? "");
+    this.over = ENDED.has(job?.state ?? "");
+    setText(/** @type {Element} */ (this.element.querySelector("h2")), this.over ? "Pipelines of the last run" : "Pipelines");
+    this.element.hidden = !run && this.over;
     this.none.hidden = Boolean(run);
     this.scroll.hidden = !run;
     setText(
@@ -105,13 +110,16 @@ export class TopologyCard {
       const head = this.heads.get(cluster.id);
       if (head) {
         setText(/** @type {Element} */ (head.children[0]), `Cluster ${cluster.id}`);
-        setText(/** @type {Element} */ (head.children[1]), `${digits(cluster.samples_per_second)} samples/s`);
+        setText(/** @type {Element} */ (head.children[1]), this.over ? "" : `${digits(cluster.samples_per_second)} samples/s`);
         setText(/** @type {Element} */ (head.children[2]), loss);
       }
-      for (const stage of cluster.stages) this.boxes.get(stage.provider)?.update(stage);
+      for (const stage of cluster.stages) {
+        const name = this.store.nameOf(stage.provider, stage.name);
+        this.boxes.get(stage.provider)?.update({ ...stage, name }, this.over);
+      }
     }
     const links = linksByPair(run.links);
-    for (const [edge, line] of this.lines) line.update(links.get(edge.key));
+    for (const [edge, line] of this.lines) line.update(links.get(edge.key), this.over);
   }
 
   /**
