@@ -52,11 +52,12 @@ def test_a_token_that_was_typed_is_not_said_to_be_from_anywhere(server, capsys):
     assert "remembers" not in refused
 
 
-def test_what_is_remembered_of_localhost_is_remembered_of_its_address(server, home, capsys):
-    (home / "server" / "address").write_text("https://elsewhere:1")
-    local = server.url.replace("127.0.0.1", "localhost")
-    assert main(["status", "--server", local, "--token", server.operator]) == 0
-    assert main(["token", "list", "--server", server.url]) == 0
+@pytest.mark.usefixtures("home")
+def test_what_is_remembered_of_localhost_is_remembered_of_its_address(tmp_path):
+    with running_server(tmp_path / "second") as second:
+        local = second.url.replace("127.0.0.1", "localhost")
+        assert main(["status", "--server", local, "--token", second.operator]) == 0
+        assert main(["token", "list", "--server", second.url]) == 0
 
 
 def test_another_server_of_this_machine_is_not_offered_the_token_of_the_usual_one(
