@@ -11,12 +11,11 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from typing import Protocol
 
-import msgspec
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed, InvalidHandshake, InvalidStatus
 
 from ravnest.api.control import FromAgent, FromServer, server_decoder
-from ravnest.api.limits import encode
+from ravnest.api.limits import NOT_UNDERSTOOD, encode
 from ravnest.client.answers import TokenRefusedError, failure_in_words, refusal
 from ravnest.client.http import HttpClient
 from ravnest.errors import ServerError
@@ -118,7 +117,7 @@ class Channel:
     def _hear(self, frame: str | bytes) -> None:
         try:
             message = server_decoder.decode(frame)
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        except NOT_UNDERSTOOD as error:
             raise _NotUnderstoodError(str(error)) from error
         self._listener.heard(message)
 

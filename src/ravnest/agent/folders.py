@@ -28,6 +28,7 @@ import msgspec
 from ravnest.agent.identity import Identity
 from ravnest.agent.removing import move, remove
 from ravnest.agent.results import most_bytes, results_in
+from ravnest.api.limits import NOT_UNDERSTOOD
 from ravnest.api.work import Assignment, WorkEnd, WorkOrder
 from ravnest.client.known import write_private
 from ravnest.errors import JobError
@@ -94,7 +95,7 @@ class AssignmentFolder:
         """The node document, with its package where it is on this machine."""
         try:
             document = msgspec.json.decode((self.path / "node.json").read_bytes())
-        except (OSError, msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        except (OSError, *NOT_UNDERSTOOD) as error:
             raise JobError(f"the node document cannot be read: {error}") from error
         if not isinstance(document, dict) or document.get("node_id") != assignment.provider:
             raise JobError("the node document is not that of this provider")
@@ -253,11 +254,11 @@ def _unfinished(records: Path) -> _Left | None:
     try:
         order = msgspec.json.decode((records / "order.json").read_bytes(), type=WorkOrder)
         server = _server_in(records)
-    except (OSError, UnicodeDecodeError, msgspec.DecodeError, RecursionError):
+    except (OSError, *NOT_UNDERSTOOD):
         return None
     try:
         end = msgspec.json.decode((records / "ended.json").read_bytes(), type=WorkEnd)
-    except (OSError, UnicodeDecodeError, msgspec.DecodeError, RecursionError):
+    except (OSError, *NOT_UNDERSTOOD):
         end = WorkEnd(outcome="failed", epochs_done=order.assignment.epochs_done, reason=RESTARTED)
     return _Left(order.assignment, end, server)
 

@@ -19,6 +19,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
+from ravnest.api.limits import NOT_UNDERSTOOD
 from ravnest.api.machine import Caps, MachineFacts
 from ravnest.api.requests import Enrol, Enrolled, Renew, Renewed
 from ravnest.api.tokens import Credential, Token
@@ -110,7 +111,7 @@ def identity_of(home: Path, url: str, *, insecure: bool = False) -> tuple[Identi
 def _read(path: Path) -> IdentityFile:
     try:
         return msgspec.json.decode(path.read_bytes(), type=IdentityFile)
-    except msgspec.DecodeError as error:
+    except NOT_UNDERSTOOD as error:
         raise ServerError(
             f"{path} cannot be understood ({error}); remove its folder and join with a token again"
         ) from error

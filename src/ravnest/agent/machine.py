@@ -16,7 +16,7 @@ import psutil
 
 from ravnest.agent.sandbox import temporary_bytes
 from ravnest.agent.workload import Speed
-from ravnest.api.limits import plain
+from ravnest.api.limits import NOT_UNDERSTOOD, plain
 from ravnest.api.machine import Caps, MachineFacts
 from ravnest.api.work import WORKER_OVERHEAD_BYTES
 from ravnest.errors import NodeError
@@ -120,7 +120,7 @@ async def measure_speed(device: str | None, threads: int, seconds: float = _WORK
         raise NodeError(f"the device {device or 'of this machine'} cannot be used: {last[0]}")
     try:
         return msgspec.json.decode(out, type=Speed)
-    except msgspec.DecodeError as error:
+    except NOT_UNDERSTOOD as error:
         said = out[:_MOST_SAID].decode(errors="replace")
         raise NodeError(
             f"measuring {device or 'this machine'} gave no figures ({error}): does Python print "

@@ -17,6 +17,7 @@ import msgspec
 import psutil
 
 from ravnest.agent.folders import AssignmentFolder
+from ravnest.api.limits import NOT_UNDERSTOOD
 from ravnest.api.work import (
     MOST_LINE_BYTES,
     STOPPED_WITHIN_S,
@@ -132,7 +133,7 @@ class Worker:
                 return
             try:
                 said = _decoder.decode(line)
-            except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+            except NOT_UNDERSTOOD as error:
                 self.kill(f"the worker said something that is not understood: {error}")
                 return
             if isinstance(said, End):

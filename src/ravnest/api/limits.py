@@ -58,6 +58,10 @@ Scalar = bool | int | float | str | None
 Parameters = dict[str, Scalar | list[Scalar]]
 """Arguments of something in a registry."""
 
+NOT_UNDERSTOOD = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+"""All that decoding what others have written may end with: no JSON or not of that kind, no text,
+brackets without end."""
+
 
 class Strict(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Data made by others. A field nobody knows is refused: without it, the rest may mislead."""

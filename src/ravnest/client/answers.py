@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import httpx
 import msgspec
 
-from ravnest.api.limits import plain
+from ravnest.api.limits import NOT_UNDERSTOOD, plain
 from ravnest.api.requests import Problem
 from ravnest.client.address import ServerAddress
 from ravnest.errors import JobError, RavnestError, ServerError, TokenError
@@ -53,7 +53,7 @@ def refusal(status: int, body: bytes, path: str, bearer_note: str = "") -> Answe
     try:
         problem = msgspec.json.decode(body, type=Problem)
         text, code = problem.error, problem.code
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+    except NOT_UNDERSTOOD:
         start = body[:_MOST_FOREIGN_TEXT].decode("utf-8", errors="replace").strip()
         text = f"{path} answers with status {status}" + (f": {start}" if start else "")
         code = "unauthorized" if status == 401 else "foreign"

@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 import httpx
 import msgspec
 
-from ravnest.api.limits import encode
+from ravnest.api.limits import NOT_UNDERSTOOD, encode
 from ravnest.client.address import ServerAddress
 from ravnest.client.answers import failure_in_words, refusal
 from ravnest.client.trust import pinned_context
@@ -118,7 +118,7 @@ class HttpClient:
             return None
         try:
             return msgspec.json.decode(body, type=kind)
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        except NOT_UNDERSTOOD as error:
             raise ServerError(
                 f"{self.address} answers to {path} with something this release does not "
                 f"understand ({error}); do server and client have the same version?"

@@ -18,6 +18,7 @@ from pathlib import Path
 import msgspec
 
 from ravnest.api import DEFAULT_PORT
+from ravnest.api.limits import NOT_UNDERSTOOD
 from ravnest.api.tokens import Token
 from ravnest.api.views import Me
 from ravnest.client.address import ServerAddress
@@ -151,7 +152,7 @@ def read_known(folder: Path) -> KnownServers:
         return msgspec.json.decode(path.read_bytes(), type=KnownServers)
     except FileNotFoundError:
         return KnownServers()
-    except msgspec.DecodeError as error:
+    except NOT_UNDERSTOOD as error:
         raise ServerError(f"{path} cannot be understood ({error}); remove it") from error
 
 
@@ -231,7 +232,7 @@ def _identities(folder: Path) -> list[Path]:
 def _joined(identity: Path) -> str:
     try:
         return msgspec.json.decode(identity.read_bytes(), type=JoinedServer).server
-    except (OSError, msgspec.DecodeError):
+    except (OSError, *NOT_UNDERSTOOD):
         return ""  # whoever needs it will complain
 
 

@@ -5,6 +5,7 @@ from typing import Literal
 
 import msgspec
 
+from ravnest.api.limits import NOT_UNDERSTOOD
 from ravnest.api.work import WorkOrder
 from ravnest.data.reading import PartReader
 from ravnest.errors import DataError
@@ -17,7 +18,7 @@ def own_part(
     try:
         content = (Path(folder) / "order.json").read_bytes()
         order = msgspec.json.decode(content, type=WorkOrder)
-    except (OSError, msgspec.DecodeError) as error:
+    except (OSError, *NOT_UNDERSTOOD) as error:
         raise DataError(f"there is no order to take the data from: {error}") from error
     part = order.assignment.train if split == "train" else order.assignment.validation
     return None if part is None else PartReader(part, folder)

@@ -15,6 +15,7 @@ import msgspec
 import torch
 from safetensors.torch import save_file
 
+from ravnest.api.limits import NOT_UNDERSTOOD
 from ravnest.errors import FusionError, PackageError
 from ravnest.plan import PLAN_FORMAT, ClusterPlan, Plan
 from ravnest.rundir import ModelIndex, RunDir
@@ -107,7 +108,7 @@ def _read_plan(run: RunDir) -> tuple[Plan, ModelIndex]:
             "run clusterize first, or name the folder it wrote to "
             "(node_data=…, ravnest fuse --node-data DIR)"
         ) from None
-    except (OSError, msgspec.DecodeError) as error:
+    except (OSError, *NOT_UNDERSTOOD) as error:
         raise FusionError(f"the plan in {run.root} cannot be read: {error}") from error
     if plan.plan_id != index.plan_id:
         raise FusionError(f"plan.json and model.json in {run.root} belong to different plans")

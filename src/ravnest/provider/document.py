@@ -2,6 +2,7 @@
 
 import msgspec
 
+from ravnest.api.limits import NOT_UNDERSTOOD
 from ravnest.errors import NodeError
 from ravnest.rundir import RunDir
 from ravnest.wire.peers import Peer
@@ -93,7 +94,7 @@ def read_document(run: RunDir, name: str) -> NodeDocument:
             f"{path} does not exist: {name} is not part of the plan"
             + (f", which has {', '.join(known[:20])}" if known else "; run clusterize first")
         ) from None
-    except msgspec.DecodeError as error:
+    except NOT_UNDERSTOOD as error:
         raise NodeError(f"{path} cannot be understood: {error}") from error
     if document.node_type == "Idle":
         raise NodeError(f"the plan does not use {name}: {document.reason}")

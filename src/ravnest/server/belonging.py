@@ -11,6 +11,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 
+from ravnest.api.limits import NOT_UNDERSTOOD
 from ravnest.errors import ServerError
 from ravnest.server.changes import Put
 from ravnest.server.folders import Folders
@@ -63,7 +64,7 @@ def shown(url: str) -> str:
 def _read(content: bytes, where: str) -> Identity:
     try:
         return msgspec.json.decode(content, type=Identity)
-    except msgspec.DecodeError as error:
+    except NOT_UNDERSTOOD as error:
         raise ServerError(
             f"which records and which folder belong together cannot be read from {where} "
             f"({error}); restore it from a backup, or, if you are sure that they do, remove it"

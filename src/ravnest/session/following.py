@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 
+from ravnest.api.limits import NOT_UNDERSTOOD
 from ravnest.api.views import ENDED_JOBS, Changes, EventView, JobView, Overview
 from ravnest.client.stream import ServerEvent
 from ravnest.errors import JobError, ServerError
@@ -74,7 +75,7 @@ def decoded(event: ServerEvent) -> Overview | Changes | None:
         return None
     try:
         news: Overview | Changes = msgspec.json.decode(event.data, type=kind)
-    except msgspec.DecodeError as error:
+    except NOT_UNDERSTOOD as error:
         raise ServerError(
             f"the server's stream says something this release does not understand ({error}); do "
             "server and client have the same version?"

@@ -11,6 +11,7 @@ from typing import TypeVar
 
 import msgspec
 
+from ravnest.api.limits import NOT_UNDERSTOOD
 from ravnest.errors import PackageError
 from ravnest.stage.graph import FileEntry, Versioned
 
@@ -42,7 +43,7 @@ def read_document(
         if version != format:
             raise PackageError(f"{path.name} has format {version}; this release reads {format}")
         return msgspec.json.decode(content, type=kind)
-    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
+    except NOT_UNDERSTOOD as error:
         raise PackageError(f"{path.name} is not a valid {kind.__name__}: {error}") from error
 
 

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 import msgspec
 import torch
 
+from ravnest.api.limits import NOT_UNDERSTOOD
 from ravnest.errors import WireError
 from ravnest.wire.codecs.packed import Packed
 from ravnest.wire.codecs.registry import CODECS, unpack
@@ -62,7 +63,7 @@ def encode(parcel: Parcel, sequence: int) -> Frame:
 def decode(frame: Frame) -> Parcel:
     try:
         envelope = _decoder.decode(frame.header)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+    except NOT_UNDERSTOOD as error:
         raise WireError(f"a message cannot be understood: {error}") from error
     (body,) = frame.body or (bytearray(),)
     return Parcel(envelope.message, _tensors(envelope.tensors, body))

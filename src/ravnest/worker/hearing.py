@@ -14,6 +14,7 @@ from types import TracebackType
 
 import msgspec
 
+from ravnest.api.limits import NOT_UNDERSTOOD
 from ravnest.api.work import MOST_LINE_BYTES, MOST_METRICS, Line, Report
 
 logger = logging.getLogger("ravnest.worker")
@@ -83,7 +84,7 @@ class Hearing:
     def _hear(self, line: bytes) -> None:
         try:
             said = _decoder.decode(line)
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        except NOT_UNDERSTOOD as error:
             logger.warning("the script reports what is not understood: %s", error)
             return
         if not isinstance(said, Report):

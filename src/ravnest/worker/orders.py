@@ -4,6 +4,7 @@ from pathlib import Path
 
 import msgspec
 
+from ravnest.api.limits import NOT_UNDERSTOOD
 from ravnest.api.work import WorkOrder
 from ravnest.errors import JobError
 from ravnest.recipes.checking import input_fields, target_fields
@@ -21,7 +22,7 @@ def read_order(folder: Path) -> WorkOrder:
         order = msgspec.json.decode(path.read_bytes(), type=WorkOrder)
     except OSError as error:
         raise JobError(f"{ORDER} cannot be read: {error.strerror}") from error
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except NOT_UNDERSTOOD as error:
         raise JobError(f"{ORDER} cannot be understood: {error}") from error
     _check(order)
     return order

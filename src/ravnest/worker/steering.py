@@ -7,6 +7,8 @@ from typing import Literal, Protocol
 
 import msgspec
 
+from ravnest.api.limits import NOT_UNDERSTOOD
+
 logger = logging.getLogger("ravnest.worker")
 _MOST_BYTES = 1 << 16
 
@@ -55,7 +57,7 @@ class Steering:
     def _hear(self, line: bytes) -> None:
         try:
             action = msgspec.json.decode(line, type=_Said).action
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        except NOT_UNDERSTOOD as error:
             logger.warning("the agent said something that is not understood: %s", error)
             return
         with self._lock:

@@ -14,6 +14,7 @@ import msgspec
 
 from ravnest import __version__
 from ravnest.agent.identity import Identity, load_identity
+from ravnest.api.limits import NOT_UNDERSTOOD
 from ravnest.api.requests import Health
 from ravnest.api.views import ProviderView
 from ravnest.cli.doctor.findings import Check, Finding, broken, note, ok
@@ -87,7 +88,7 @@ class ServerVisit:
         self._note_time(answer)
         try:
             health = msgspec.json.decode(answer.content, type=Health)
-        except msgspec.DecodeError:
+        except NOT_UNDERSTOOD:
             text = f"{address} answers, but not as a Ravnest server (status {answer.status_code})"
             yield broken("server", text, "is the port right? A server's default is 8470")
             return

@@ -7,6 +7,7 @@ from pathlib import Path
 import msgspec
 
 from ravnest.api.jobs import Legend, Named
+from ravnest.api.limits import NOT_UNDERSTOOD
 from ravnest.api.machine import provider_name
 from ravnest.api.views import PlanView, RingView
 from ravnest.data.legend import as_metadata
@@ -189,7 +190,7 @@ def _legend(planned: Path) -> Legend | None:
     """As it was handed in: the order by which this run was planned holds the whole job."""
     try:
         spec = msgspec.json.decode(planned.read_bytes(), type=PlanOrder).spec
-    except (OSError, msgspec.DecodeError):
+    except (OSError, *NOT_UNDERSTOOD):
         return None  # weights are worth more than their legend
     return None if spec is None else spec.legend
 

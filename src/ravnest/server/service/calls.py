@@ -15,6 +15,7 @@ from starlette.convertors import Convertor, register_url_convertor
 from starlette.requests import ClientDisconnect, HTTPConnection, Request
 from starlette.responses import Response
 
+from ravnest.api.limits import NOT_UNDERSTOOD
 from ravnest.api.requests import Code
 from ravnest.errors import RavnestError, ServerError
 from ravnest.server.access import ONLOOKER, Caller, Right
@@ -87,7 +88,7 @@ def understood(kind: type) -> Iterator[None]:
     """What cannot be decoded is refused."""
     try:
         yield
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+    except NOT_UNDERSTOOD as error:
         raise Refusal("invalid", f"the body is no valid {kind.__name__}: {error}") from None
 
 

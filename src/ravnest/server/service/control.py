@@ -15,6 +15,7 @@ from ravnest.api.control import (
     Reported,
     agent_decoder,
 )
+from ravnest.api.limits import NOT_UNDERSTOOD
 from ravnest.api.machine import provider_name
 from ravnest.server.service.calls import Desk, address_of
 from ravnest.server.service.connections import Connection, Connections
@@ -139,7 +140,7 @@ class ControlChannel:
 def decoded(text: str) -> FromAgent:
     try:
         return agent_decoder.decode(text)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+    except NOT_UNDERSTOOD as error:
         raise Refusal("invalid", f"this message is not understood: {error}") from None
 
 

@@ -5,6 +5,7 @@ from typing import TypeVar
 
 import msgspec
 
+from ravnest.api.limits import NOT_UNDERSTOOD
 from ravnest.errors import ServerError
 from ravnest.server.access import TokenRecord
 from ravnest.server.service.views import Progress
@@ -52,7 +53,7 @@ def _ask(store: Store, kind: str) -> list[tuple[str, bytes]]:
 def _decoded(kind: str, id: str, body: bytes, type: type[_Record]) -> _Record | None:
     try:
         return msgspec.json.decode(body, type=type)
-    except msgspec.DecodeError as error:
+    except NOT_UNDERSTOOD as error:
         if kind in _NEEDED:
             raise ServerError(
                 f"the record of {kind} {id!r} is damaged ({error}); restore the records from a "

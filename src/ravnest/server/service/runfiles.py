@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 
 from ravnest.api.control import Assign
-from ravnest.api.limits import FileRef
+from ravnest.api.limits import NOT_UNDERSTOOD, FileRef
 from ravnest.api.work import Assignment
 from ravnest.server.folders import Folders
 from ravnest.server.planjob.outcome import OUTCOME, PARTS, PLACES, PlanOutcome
@@ -49,7 +49,7 @@ class RunFiles:
             try:
                 content = (self._folders.run(job, run) / OUTCOME).read_bytes()
                 found = msgspec.json.decode(content, type=PlanOutcome)
-            except (OSError, msgspec.DecodeError):
+            except (OSError, *NOT_UNDERSTOOD):
                 return None
             self._outcomes[job, run] = found
             if len(self._outcomes) > _KNOWN:

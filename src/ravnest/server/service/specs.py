@@ -13,6 +13,7 @@ import msgspec
 from msgspec import Raw
 
 from ravnest.api.jobs import DataSpec, JobSpec, Shards, ShardSpec
+from ravnest.api.limits import NOT_UNDERSTOOD
 from ravnest.server.store import Reading
 
 HASHES = "hashes"
@@ -57,7 +58,7 @@ def read_spec(content: bytes | bytearray) -> JobSpec:
         data = _members(job[name]) if name in job else {}
         try:
             pieces = msgspec.json.decode(data.get("shards", b"null"), type=list[Raw])
-        except msgspec.DecodeError:
+        except NOT_UNDERSTOOD:
             continue  # refused below, in the words that are usual for it
         if not _AT_ONCE < len(pieces) <= Shards:
             continue
@@ -76,7 +77,7 @@ def _members(content: bytes | bytearray | Raw) -> dict[str, Raw]:
     """What an object consists of, unread; nothing if it is none."""
     try:
         return msgspec.json.decode(content, type=dict[str, Raw])
-    except msgspec.DecodeError:
+    except NOT_UNDERSTOOD:
         return {}
 
 

@@ -18,6 +18,7 @@ import msgspec
 import psutil
 
 from ravnest import lifeline
+from ravnest.api.limits import NOT_UNDERSTOOD
 from ravnest.server.planjob.outcome import MEMORY, ORDER, OUTCOME, SPARE, PlanOrder, PlanOutcome
 from ravnest.server.room import (
     SPARE_BYTES,
@@ -201,7 +202,7 @@ def _prepare(folder: Path, order: PlanOrder, spare: int) -> None:
 def _outcome(folder: Path, problem: PlanOutcome | None) -> PlanOutcome:
     try:
         found = msgspec.json.decode((folder / OUTCOME).read_bytes(), type=PlanOutcome)
-    except (OSError, msgspec.DecodeError) as error:
+    except (OSError, *NOT_UNDERSTOOD) as error:
         return problem or PlanOutcome(error=f"it left nothing behind ({error})", crashed=True)
     return problem if problem is not None and not found.error else found
 
