@@ -42,6 +42,7 @@ from ravnest.server.state.effects import (
     Wake,
 )
 from ravnest.server.state.events import (
+    ClockMoved,
     Connected,
     Disconnected,
     EnrolledNow,
@@ -412,6 +413,18 @@ class Simulation:
             self.wakes = [at for at in self.wakes if at > self.now]
             self.happen(Tick())
         self.now = until
+
+    def move_clock(self, by_s: float) -> None:
+        """Somebody sets it, or the machine sleeps; it is noticed as soon as something happens, and
+        whatever was asked for by the other clock is asked for anew."""
+        self.now += by_s
+        self.wakes = []
+        self.happen(ClockMoved(by_s=by_s))
+
+    def correct_clock(self, by_s: float) -> None:
+        """By so little that it is not noticed; timers do not go by this clock."""
+        self.now += by_s
+        self.wakes = [at + by_s for at in self.wakes]
 
     def talk(self) -> None:
         """Everything that has been said is heard."""

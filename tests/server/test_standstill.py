@@ -172,8 +172,7 @@ def test_a_clock_that_is_put_back_keeps_no_run_alive_for_ever():
     sim = pool_of(2)
     job = training(sim)
     report(sim, 1, step=1)
-    sim.now -= 100 * LONG_S
-    sim.wakes = [sim.now]
+    sim.move_clock(-100 * LONG_S)
     sim.wait(LONG_S + 1)
     assert job.state != "running"
 

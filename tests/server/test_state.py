@@ -672,7 +672,7 @@ def test_a_run_whose_providers_save_nothing_is_lost():
 
 def test_a_clock_that_is_put_back_holds_up_no_job():
     sim = pool_of(2)
-    sim.now -= 86400
+    sim.move_clock(-86400)
     sim.submit(True, None)
     sim.wait(SETTINGS.return_s + SETTINGS.settle_s)
     assert [plan.job for plan in sim.plans] == ["j0"]
@@ -680,7 +680,7 @@ def test_a_clock_that_is_put_back_holds_up_no_job():
 
 def test_a_pool_that_changes_after_the_clock_was_put_back_settles():
     sim = pool_of(1)
-    sim.now -= 86400
+    sim.move_clock(-86400)
     sim.cut(1)
     sim.connect(1)
     sim.talk()

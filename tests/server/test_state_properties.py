@@ -42,6 +42,10 @@ CHOICES = {
     "wait": 6,
     "wait long": 1,
     "restart": 2,
+    "clock is put forward": 1,
+    "clock is put back": 1,
+    "clock is corrected": 2,
+    "restart with another clock": 1,
     "start": 2,
     "stop": 1,
     "pause": 1,
@@ -97,8 +101,12 @@ def do(sim, action, number):
         sim.talk()
     elif action in ("wait", "wait long"):
         sim.wait(number / 100 if action == "wait" else number * 2)
-    elif action == "restart":
+    elif action.startswith("restart"):
+        if action == "restart with another clock":
+            sim.now += (number - 500) * 400.0
         sim.restart()
+    elif action.startswith("clock"):
+        move_clock(sim, action, number)
     elif action.startswith("plan"):
         sim.plan_one(PLANS.get(action, "fits"))
     elif action.startswith("fus"):
@@ -108,6 +116,14 @@ def do(sim, action, number):
             sim.steer(job, action)
     elif agent is not None:
         do_to_agent(sim, action, agent)
+
+
+def move_clock(sim, action, number):
+    """By up to two days, or by a few seconds."""
+    if action == "clock is corrected":
+        sim.correct_clock((number - 500) / 100)
+    else:
+        sim.move_clock((5 + number * 173) * (1 if action == "clock is put forward" else -1))
 
 
 def do_to_agent(sim, action, agent):

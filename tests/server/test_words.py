@@ -3,7 +3,7 @@
 import pytest
 from state_simulation import pool_of, training
 
-from ravnest.server.state.words import counted, figure
+from ravnest.server.state.words import counted, figure, lasting
 
 
 @pytest.mark.parametrize(
@@ -20,6 +20,20 @@ from ravnest.server.state.words import counted, figure
 )
 def test_things_are_counted(number, what, said):
     assert counted(number, what) == said
+
+
+@pytest.mark.parametrize(
+    ("seconds", "said"),
+    [
+        (5.04, "5 seconds"),
+        (90, "1.5 minutes"),
+        (3600.1, "1 hour"),
+        (172800, "2 days"),
+        (0, "0 seconds"),
+    ],
+)
+def test_times_are_told_in_the_unit_that_people_choose(seconds, said):
+    assert lasting(seconds) == said
 
 
 @pytest.mark.parametrize(

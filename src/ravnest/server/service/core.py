@@ -17,12 +17,14 @@ from ravnest.errors import JobError
 from ravnest.server.changes import Change
 from ravnest.server.changes import Event as LoggedEvent
 from ravnest.server.state.effects import Effects, Order, Wake
-from ravnest.server.state.events import Event, Tick
+from ravnest.server.state.events import ClockMoved, Event, Tick
 from ravnest.server.state.machine import handle
 from ravnest.server.state.world import World
 from ravnest.server.store import Reading, Store
 
 _Answer = TypeVar("_Answer")
+CLOCK_MOVED_S = 5.0
+"""By less than this a clock is kept right, and nothing follows from it."""
 logger = logging.getLogger("ravnest.server")
 
 
@@ -42,11 +44,19 @@ class _Pending:
 
 class Core:
     def __init__(
-        self, world: World, store: Store, *, clock: Callable[[], float] = time.time
+        self,
+        world: World,
+        store: Store,
+        *,
+        clock: Callable[[], float] = time.time,
+        steady: Callable[[], float] = time.monotonic,
     ) -> None:
+        """Times are those of `clock`, which people may set; `steady` tells when they have."""
         self.world = world
         self.store = store
         self.clock = clock
+        self._steady = steady
+        self._read = clock(), steady()
         self.perform: Callable[[Order], None] = lambda order: None
         """What carries out an instruction; it must not wait."""
         self.watchers: list[Watcher] = []
@@ -72,8 +82,18 @@ class Core:
     def happen(self, event: Event, extra: Sequence[Change] = ()) -> "asyncio.Future[None]":
         """The event has its effects; done when they are on disk. What a `JobError` refuses has
         none."""
+        (before, steady_before), self._read = self._read, (self.clock(), self._steady())
+        now, steady = self._read
+        by_s = (now - before) - (steady - steady_before)
+        if abs(by_s) > CLOCK_MOVED_S:
+            # All that is waited for was asked for by another clock, and is asked for anew.
+            self._cancel_timer()
+            self._happen(ClockMoved(by_s=by_s), (), now)
+        return self._happen(event, extra, now)
+
+    def _happen(self, event: Event, extra: Sequence[Change], now: float) -> "asyncio.Future[None]":
         try:
-            effects = handle(self.world, event, self.clock())
+            effects = handle(self.world, event, now)
         except JobError:
             raise
         except Exception:
@@ -147,11 +167,15 @@ class Core:
     def _set_timer(self, at: float) -> None:
         if self._closed or (self._wake_at is not None and self._wake_at <= at):
             return
-        if self._timer is not None:
-            self._timer.cancel()
+        self._cancel_timer()
         self._wake_at = at
         delay = max(0.0, at - self.clock())
         self._timer = asyncio.get_running_loop().call_later(delay, self._tick)
+
+    def _cancel_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = self._wake_at = None
 
     def _tick(self) -> None:
         self._timer = self._wake_at = None
@@ -166,8 +190,7 @@ class Core:
     def close(self) -> None:
         """No instruction is carried out any more; what has happened is kept."""
         self._closed = True
-        if self._timer is not None:
-            self._timer.cancel()
+        self._cancel_timer()
 
 
 def _log(note: LoggedEvent) -> None:

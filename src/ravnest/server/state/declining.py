@@ -27,8 +27,7 @@ def ask_those_again(world: World, job: Job, now: float) -> None:
     for entry in world.declined.get(job.id, {}).values():
         if entry.until is None:
             continue
-        # Further ahead than it was ever put: the clock was put back.
-        if now < entry.until <= now + _wait(world, entry):
+        if now < entry.until:
             world.order(Wake(at=entry.until))
         else:
             entry.until = None

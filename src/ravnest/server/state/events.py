@@ -19,6 +19,14 @@ class Started(Happening, frozen=True, kw_only=True):
     """The server has read its records."""
 
 
+class ClockMoved(Happening, frozen=True, kw_only=True):
+    """Somebody has set the clock, or the machine has slept: times that were noted before are not
+    of the clock that is looked at now."""
+
+    by_s: float
+    """Ahead, or back."""
+
+
 class EnrolledNow(Happening, frozen=True, kw_only=True):
     provider: int
     name: str
@@ -147,6 +155,7 @@ class Tick(Happening, frozen=True, kw_only=True):
 
 Event = (
     Started
+    | ClockMoved
     | EnrolledNow
     | Connected
     | Disconnected

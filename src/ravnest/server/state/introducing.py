@@ -48,13 +48,9 @@ def _ask(world: World, provider: Provider, others: Sequence[Provider], now: floa
     world.send(provider.id, Probe(peers=peers))
     before, _ = world.probing.get(provider.id, (frozenset(), 0.0))
     asked = before | {peer.provider for peer in peers}
-    until = now + _patience(world, len(asked))
+    until = now + world.settings.probe_s + world.settings.probe_each_s * len(asked)
     world.probing[provider.id] = (asked, until)
     world.order(Wake(at=until))
-
-
-def _patience(world: World, peers: int) -> float:
-    return world.settings.probe_s + world.settings.probe_each_s * peers
 
 
 def answered(world: World, provider: Provider) -> None:
@@ -70,10 +66,7 @@ def answered(world: World, provider: Provider) -> None:
 
 def measured_by(world: World, now: float) -> float:
     """Until when the lines between free providers are being measured."""
-    for id, (asked, until) in list(world.probing.items()):
-        # Further ahead than it was put: the clock was put back. Those who have answered since are
-        # not among the asked any more, and no more than all are.
-        put_back = until > now + _patience(world, len(asked) + len(world.providers))
-        if until <= now or put_back or id not in world.free:
+    for id, (_, until) in list(world.probing.items()):
+        if until <= now or id not in world.free:
             del world.probing[id]
     return max((until for _, until in world.probing.values()), default=now)

@@ -1,9 +1,10 @@
 """The entrance: an event goes in with the time, its effects come out."""
 
 from ravnest.api.control import Beat, Leaving, Measured, Prepared, Refused
-from ravnest.server.state import deadlines, fusing, jobs, parts, providers, runs, standstill
+from ravnest.server.state import clock, deadlines, fusing, jobs, parts, providers, runs, standstill
 from ravnest.server.state.effects import Effects, Wake
 from ravnest.server.state.events import (
+    ClockMoved,
     Connected,
     Disconnected,
     EnrolledNow,
@@ -41,6 +42,8 @@ def handle(world: World, event: Event, now: float) -> Effects:
             parts.fetched(world, event, now)
         case Started():
             _started(world, now)
+        case ClockMoved():
+            clock.moved(world, event.by_s, now)
         case EnrolledNow():
             providers.enrolled(world, event, now)
         case Connected():

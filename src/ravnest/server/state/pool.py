@@ -57,15 +57,7 @@ def review(world: World, provider_id: int, now: float) -> None:
 
 def pool_changed(world: World, now: float) -> None:
     world.pool_version += 1
-    world.pool_changed_at = max(changed_at(world, now), now)
-
-
-def changed_at(world: World, now: float) -> float:
-    """When the pool last changed. It may lie ahead, but by no more than a restart puts it there:
-    what lies further ahead was noted before the clock was put back."""
-    if world.pool_changed_at > now + world.settings.return_s + world.settings.settle_s:
-        world.pool_changed_at = now
-    return world.pool_changed_at
+    world.pool_changed_at = max(world.pool_changed_at, now)
 
 
 def willing(world: World, job: Job) -> list[Provider]:

@@ -31,11 +31,8 @@ def wait_for_room(world: World, job: Job, state: JobState, reason: str, now: flo
 def is_due(world: World, job: str, now: float) -> bool:
     """Whether nothing has to be waited for; if not, the time is asked for anew."""
     at = world.retry_at.get(job)
-    if at is None:
-        return True
-    # Further ahead than it was ever put: the clock was put back.
-    if now < at <= now + max(world.settings.retry_s, _MOST_WAIT_S):
+    if at is not None and now < at:
         world.order(Wake(at=at))
         return False
-    del world.retry_at[job]
+    world.retry_at.pop(job, None)
     return True

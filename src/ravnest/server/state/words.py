@@ -1,10 +1,18 @@
 """Numbers in sentences for people."""
 
+_UNITS = (("day", 86400), ("hour", 3600), ("minute", 60), ("second", 1))
+
 
 def counted(number: float, what: str) -> str:
     """`1 provider`, `3 providers`; for what takes an s, or -es after tch."""
     many = f"{what}es" if what.endswith("tch") else f"{what}s"
     return f"{figure(number)} {what if number == 1 else many}"
+
+
+def lasting(seconds: float) -> str:
+    """`20 seconds`, `3 hours`: about, in the unit that people would choose."""
+    unit, size = next(unit for unit in _UNITS if seconds >= unit[1] or unit[1] == 1)
+    return counted(round(seconds / size, 1), unit)
 
 
 def figure(number: float) -> str:
