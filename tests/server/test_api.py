@@ -19,6 +19,7 @@ from servers import running_server
 from ravnest.api.requests import Problem
 from ravnest.api.tokens import Token
 from ravnest.server.folders import Folders
+from ravnest.server.service import files as files_module
 from ravnest.server.service.app import table
 from ravnest.server.service.files import Files, _placing
 from ravnest.server.service.limits import Rate
@@ -222,6 +223,35 @@ def test_uploads_of_unknown_size_pass_the_quota_not_even_together(tmp_path):
         assert sorted(str(end)[:24] for end in ends) == ["None", "the server keeps at most"]
         assert files.held_bytes == 6000
         files.close()
+
+    asyncio.run(story())
+
+
+def test_of_many_files_that_come_at_once_less_is_gathered_of_each(tmp_path, monkeypatch):
+    """Or a thousand that stand still would hold a gigabyte."""
+    monkeypatch.setattr(files_module, "_PIECES", 256 << 10)
+
+    async def story():
+        files = a_store_for(tmp_path, most_bytes=1 << 30, quota_bytes=1 << 30)
+        begun, all_here, go_on = asyncio.Barrier(3), asyncio.Barrier(4), asyncio.Event()
+
+        async def body(content):
+            await begun.wait()
+            yield content
+            await all_here.wait()
+            await go_on.wait()
+
+        contents = [bytes([number]) * (128 << 10) for number in range(3)]
+        sending = [
+            asyncio.create_task(files.receive_blob(hashlib.sha256(c).hexdigest(), None, body(c)))
+            for c in contents
+        ]
+        await all_here.wait()
+        sizes = [path.stat().st_size for path in (tmp_path / "incoming").iterdir()]
+        go_on.set()
+        await asyncio.gather(*sending)
+        files.close()
+        assert sizes == [128 << 10] * 3
 
     asyncio.run(story())
 

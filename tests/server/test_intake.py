@@ -19,7 +19,7 @@ from servers import TIMEOUT_S, running_server
 from ravnest.api.requests import SUBMISSION_KEY
 from ravnest.server.changes import Remove
 from ravnest.server.planjob.outcome import PlanOutcome
-from ravnest.server.service import forgetting
+from ravnest.server.service import forgetting, holding, intake
 from ravnest.server.service.keeping import ABANDONED_S
 from ravnest.server.service.specs import HASHES, hashes_in
 from ravnest.server.service.views import Progress
@@ -63,9 +63,10 @@ def held_server(folder, **options):
                 desk.open.set()
 
 
-def post(client, spec, key=None):
+def post(client, spec, key=None, spaces=0):
     headers = {SUBMISSION_KEY: key} if key else {}
-    return client.post("jobs", content=msgspec.json.encode(spec), headers=headers, timeout=60)
+    content = msgspec.json.encode(spec) + b" " * spaces
+    return client.post("jobs", content=content, headers=headers, timeout=60)
 
 
 def delete(client, job):
@@ -147,6 +148,46 @@ def test_jobs_that_are_looked_at_count_among_those_there_may_be(tmp_path, made):
         desk.open.set()
         assert first.result(TIMEOUT_S).status_code == 200
         assert post(client, made[0]).status_code == 409
+
+
+def test_few_submissions_of_one_token_are_on_their_way_at_once(tmp_path, made, monkeypatch):
+    monkeypatch.setattr(intake, "MOST_AT_ONCE", 1)
+    with held_server(tmp_path) as (server, client, desk, threads):
+        upload(client, made[1])
+        first = threads.submit(post, client, made[0], "submission-1")
+        is_held(desk)
+        for key in ("submission-1", "submission-2"):
+            refused = post(client, made[0], key)
+            assert (refused.status_code, "1 submissions with" in refused.text) == (429, True)
+            assert refused.headers["Retry-After"]
+        with server.client(server.token("requester")) as other:
+            second = threads.submit(post, other, made[0])
+            is_held(desk)
+            desk.open.set()
+            assert {one.result(TIMEOUT_S).status_code for one in (first, second)} == {200}
+        assert post(client, made[0]).status_code == 200
+
+
+def test_large_submissions_are_in_memory_only_within_a_bound(tmp_path, made, monkeypatch):
+    monkeypatch.setattr(holding, "MOST_BYTES_EACH", 300_000)
+    monkeypatch.setattr(holding, "MOST_BYTES", 400_000)
+    spaces = 300_000
+    with held_server(tmp_path) as (server, client, desk, threads):
+        upload(client, made[1])
+        coming = [threads.submit(post, client, made[0], None, spaces)]
+        is_held(desk)
+        refused = post(client, made[0], None, spaces)
+        assert (refused.status_code, "of this caller" in refused.text) == (429, True)
+        with server.client(server.token("requester")) as other:
+            refused = post(other, made[0], None, spaces)
+            assert (refused.status_code, "all requests that" in refused.text) == (429, True)
+            for one in (client, other):
+                coming.append(threads.submit(post, one, made[0]))
+                is_held(desk)
+            desk.open.set()
+            assert {one.result(TIMEOUT_S).status_code for one in coming} == {200}
+            assert post(other, made[0], None, spaces).status_code == 200
+        assert server.ready.service.desk.holding.in_all == 0
 
 
 def test_a_submission_that_is_sent_again_is_still_one_job(tmp_path, made):

@@ -10,7 +10,7 @@ connections.py  agents that are connected; control.py: what they say
 reports.py      what workers say; moderation.py: how much of it
 live.py         what a run looks like at the moment; views.py: everything as others see it
 stream.py       changes, to everybody who looks; curves.py: of a job, from their beginning
-patience.py     bodies of requests come in time, or are refused
+patience.py     bodies of requests come in time, or are refused; holding.py: how many at once
 files.py        files by content, as they come in; downloads.py: as they go out
 runfiles.py     what providers get and bring back
 keeping.py      which files stay; forgetting.py: what does not, looked at every hour

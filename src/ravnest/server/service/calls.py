@@ -20,6 +20,7 @@ from ravnest.api.requests import Code
 from ravnest.errors import RavnestError, ServerError
 from ravnest.server.access import ONLOOKER, Caller, Right
 from ravnest.server.service.gate import Gate
+from ravnest.server.service.holding import Holding, Share
 from ravnest.server.service.patience import Patience, in_time
 from ravnest.server.service.problems import Refusal
 from ravnest.server.service.saying import Saying
@@ -39,6 +40,8 @@ class Call:
     caller: Caller
     gate: Gate
     patience: Patience
+    share: Share
+    """Of the memory for bodies."""
 
     def is_still_allowed(self, right: Right) -> bool:
         """Whether this caller would be let in again: tokens end, and are revoked."""
@@ -75,6 +78,7 @@ class Call:
             content += piece
             if len(content) > most:
                 raise Refusal("too_large", f"the body is larger than the {most} bytes allowed")
+            self.share.hold(len(content))
         return content
 
     async def body(self, kind: type[_Body], most: int = BODY_BYTES) -> _Body:
@@ -125,6 +129,7 @@ class Desk:
     ) -> None:
         self.gate = gate
         self._patience = patience or Patience()
+        self.holding = Holding()
         self._saying = Saying(logger.warning)
         self._count = count
         """Route and outcome, for the metrics."""
@@ -144,8 +149,9 @@ class Desk:
         async def serve(request: Request) -> Response:
             try:
                 caller = self.admit(request, route.right, route.limit)
-                answer = await route.handler(Call(request, caller, self.gate, self._patience))
-                response = written(answer)
+                with self.holding.share(caller.key) as share:
+                    call = Call(request, caller, self.gate, self._patience, share)
+                    response = written(await route.handler(call))
             except Exception as error:
                 response = self.refuse(request, route.path, error)
             else:

@@ -25,7 +25,10 @@ from ravnest.server.room import leave_room
 from ravnest.server.service.problems import Refusal
 from ravnest.whole import sync_folder
 
-_PIECE = 1 << 20
+_PIECE, _LEAST_PIECE = 1 << 20, 64 << 10
+"""Bytes of a file that are gathered before they are written: fewer, if many files come at once,"""
+_PIECES = 64 << 20
+"""so that those of all files are about so many."""
 _LOOK_EVERY = 8 << 20
 """Bytes of a file between two looks at how full the disk is."""
 _Answer = TypeVar("_Answer")
@@ -205,7 +208,7 @@ class Files:
                 raise Refusal("too_large", f"more than the {most} bytes allowed here")
             if come > self._receiving[name]:
                 self._reserve(name, come, job)
-            if len(waiting) >= _PIECE:
+            if len(waiting) >= min(_PIECE, max(_LEAST_PIECE, _PIECES // len(self._receiving))):
                 unlooked += len(waiting)
                 if unlooked >= _LOOK_EVERY:
                     # Others write to this disk as well, and some do not say how much will come.

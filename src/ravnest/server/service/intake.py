@@ -5,9 +5,11 @@ sent again, by a requester whose line broke, waits for what becomes of the first
 """
 
 import asyncio
+import contextlib
 import secrets
 import shutil
-from collections.abc import Awaitable, Callable
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 
 from ravnest.api.jobs import JobSpec
@@ -30,6 +32,9 @@ from ravnest.server.state.words import counted
 
 _NAMED = 50
 """Of files that are missing."""
+MOST_AT_ONCE = 8
+"""Submissions of one token that are on their way, those that are sent again included. They are
+checked one by one, and each is in memory meanwhile."""
 
 
 class Intake:
@@ -53,6 +58,8 @@ class Intake:
         """Ids of jobs that are being looked at."""
         self._repeatable: dict[tuple[str, str], tuple[str, asyncio.Future[str]]] = {}
         """Token and key of a submission under way → its digest, and the job that comes of it."""
+        self._at_once: Counter[str] = Counter()
+        """By token."""
         self._checks: set[asyncio.Task[PlanOutcome]] = set()
         self._closed = False
 
@@ -61,6 +68,23 @@ class Intake:
         self._closed = True
         for check in self._checks:
             check.cancel()
+
+    @contextlib.contextmanager
+    def place(self, caller: Caller) -> Iterator[None]:
+        """For a submission, from its first byte to its answer."""
+        if self._at_once[caller.key] >= MOST_AT_ONCE:
+            raise Refusal(
+                "limited",
+                f"{MOST_AT_ONCE} submissions with this token are being checked; wait for one of "
+                "them to end",
+            )
+        self._at_once[caller.key] += 1
+        try:
+            yield
+        finally:
+            self._at_once[caller.key] -= 1
+            if not self._at_once[caller.key]:
+                del self._at_once[caller.key]
 
     async def take(
         self,

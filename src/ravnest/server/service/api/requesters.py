@@ -56,19 +56,19 @@ class _Requesters:
         key = call.request.headers.get(SUBMISSION_KEY, "")
         if key and _KEY.fullmatch(key) is None:
             raise Refusal("invalid", f"{SUBMISSION_KEY} is 8 to 64 of: A to Z, a to z, 0 to 9, _ -")
-        content = await call.content(SPEC_BYTES)
-        with understood(JobSpec):
-            spec = await service.files.off_loop(read_spec, content)
-        await service.files.off_loop(check_job, spec)
-        digest = await service.files.off_loop(lambda: hashlib.sha256(content).hexdigest())
 
         def still_allowed() -> None:
             if not call.is_still_allowed("submit"):
                 raise Refusal("unauthorized", "this token has ended while the job was checked")
 
-        id = await service.intake.take(
-            spec, call.caller, key, digest, before_it_is_kept=still_allowed
-        )
+        with service.intake.place(call.caller):
+            with understood(JobSpec):
+                # What has come is not held any longer than that: it may be large.
+                spec, digest = await service.files.off_loop(_read, await call.content(SPEC_BYTES))
+            await service.files.off_loop(check_job, spec)
+            id = await service.intake.take(
+                spec, call.caller, key, digest, before_it_is_kept=still_allowed
+            )
         return _shown(service, id)
 
     async def steer(self, call: Call) -> JobView | None:
@@ -99,6 +99,11 @@ class _Requesters:
             raise Refusal("not_found", f"{job.id} has no fused weights yet; it is {job.state}")
         headers = _hash_header(path)
         return Download(path, headers=headers, filename=f"{job.id}-{FUSED[kind]}")
+
+
+def _read(content: bytearray) -> tuple[JobSpec, str]:
+    """A job, and the digest of how it was written."""
+    return read_spec(content), hashlib.sha256(content).hexdigest()
 
 
 def _hash_header(path: Path) -> dict[str, str]:
