@@ -14,10 +14,24 @@ import uvicorn
 from servers import running_server
 from uvicorn.server import ServerState
 
-from ravnest.server import sockets, strangers, taking
+from ravnest.server import door, sockets, strangers, taking
 from ravnest.server.sockets import Sockets
 
 WAIT_S = 30
+
+
+@pytest.fixture
+def doors(monkeypatch):
+    """Those of the servers that are made."""
+    made = []
+
+    class Noted(door.Door):
+        def __init__(self, *arguments):
+            super().__init__(*arguments)
+            made.append(self)
+
+    monkeypatch.setattr(strangers, "Door", Noted)
+    return made
 
 
 def closed(connection):
@@ -30,7 +44,7 @@ def closed(connection):
 
 @pytest.mark.parametrize("tls", [True, False])
 @pytest.mark.parametrize("said", [b"", b"GET /healthz HTTP/1.1\r\nHost: "])
-def test_a_connection_that_does_not_ask_is_closed(tmp_path, monkeypatch, tls, said):
+def test_a_connection_that_does_not_ask_is_closed(tmp_path, monkeypatch, doors, tls, said):
     monkeypatch.setattr(strangers, "SILENCE_S", 0.2)
     with (
         running_server(tmp_path, tls=tls) as server,
@@ -38,7 +52,7 @@ def test_a_connection_that_does_not_ask_is_closed(tmp_path, monkeypatch, tls, sa
     ):
         connection.sendall(b"" if tls else said)
         assert closed(connection)
-    assert not strangers.Watched.silent
+    assert [one.silent for one in doors] == [0]
 
 
 def test_a_connection_that_never_comes_to_the_point_is_closed(tmp_path, monkeypatch):
@@ -104,21 +118,6 @@ def test_a_body_in_tiny_chunks_is_a_body(tmp_path):
             assert connection.recv(12) == b"HTTP/1.1 204"
 
 
-def test_one_address_has_a_bounded_number_of_silent_connections(tmp_path, monkeypatch):
-    monkeypatch.setattr(strangers, "MOST_SILENT", 2)
-    with running_server(tmp_path, tls=False) as server:
-        where = ("127.0.0.1", server.ready.port)
-        silent = [socket.create_connection(where, WAIT_S) for _ in range(2)]
-        with socket.create_connection(where, WAIT_S) as third:
-            assert closed(third)
-        for connection in silent:
-            connection.sendall(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n")
-            assert connection.recv(12) == b"HTTP/1.1 200"
-        assert httpx.get(f"{server.url}/healthz").status_code == 200
-        for connection in silent:
-            connection.close()
-
-
 # ---- WebSockets that are none
 
 
@@ -142,25 +141,25 @@ KEYS = b"Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: " + b"MDAw" * 5 + b"MA=
     ids=["length", "zeros", "chunked", "post", "header", "path", "keys", "good"],
 )
 @pytest.mark.parametrize("tls", [True, False])
-def test_a_websocket_that_cannot_begin_is_answered_and_closed(tmp_path, tls, said, status):
+def test_a_websocket_that_cannot_begin_is_answered_and_closed(tmp_path, doors, tls, said, status):
     with (
         running_server(tmp_path, tls=tls) as server,
         connected(server, tls=tls) as connection,
     ):
         connection.sendall(said)
         assert read_all(connection).startswith(b"HTTP/1.1 " + status)
-    assert not strangers.Watched.silent
+    assert [one.silent for one in doors] == [0]
 
 
-def test_a_websocket_that_cannot_begin_is_counted_until_it_is_gone(tmp_path, monkeypatch):
+def test_a_websocket_that_cannot_begin_is_counted_until_it_is_gone(tmp_path, monkeypatch, doors):
     monkeypatch.setattr(strangers, "SILENCE_S", 0.2)
     lost = queue.SimpleQueue()
     really = Sockets.connection_lost
 
     def connection_lost(self, error):
-        before = strangers.Watched.silent["127.0.0.1"]
+        before = doors[0].silent
         really(self, error)
-        lost.put((before, strangers.Watched.silent["127.0.0.1"]))
+        lost.put((before, doors[0].silent))
 
     monkeypatch.setattr(Sockets, "connection_lost", connection_lost)
     with running_server(tmp_path) as server, connected(server, tls=True) as connection:
@@ -432,7 +431,7 @@ def test_nobody_looks_after_a_connection_that_is_gone(monkeypatch, asked, end):
 def test_the_event_loop_is_as_before_after_the_server_was_made():
     async def story():
         before = asyncio.get_running_loop().create_server
-        with strangers.short_handshakes():
+        with strangers.our_door():
             pass
         assert asyncio.get_running_loop().create_server == before
 

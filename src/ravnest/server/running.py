@@ -28,7 +28,7 @@ from ravnest.server.service.control import MESSAGE_BYTES
 from ravnest.server.service.service import Options, Service
 from ravnest.server.sockets import Sockets
 from ravnest.server.store import Store, open_store
-from ravnest.server.strangers import Watched, short_handshakes
+from ravnest.server.strangers import Watched, our_door
 from ravnest.whole import PRIVATE, write_whole
 
 _OPERATOR_HOURS = 24.0 * 365 * 10
@@ -137,7 +137,7 @@ class _Server(uvicorn.Server):
         self.should_exit = True
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        with short_handshakes():
+        with our_door():
             await super().startup(sockets)
         self._watch = asyncio.create_task(self._end_with_the_store())
         self._ready(self)

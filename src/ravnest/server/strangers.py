@@ -1,25 +1,24 @@
 """Connections that say nothing, never come to the point, or do not listen: closed soon.
 
-Before its first request nobody knows who a connection belongs to, and each holds a file descriptor
-of the server; one address has few of those. This knows sockets and time, not what is asked.
+Before its first request nobody knows who a connection belongs to; the door counts it until then.
+This knows sockets and time, not what is asked.
 """
 
 import asyncio
 import contextlib
-import functools
-from collections import Counter
-from collections.abc import Iterator
-from typing import Any, ClassVar
+import socket
+from collections.abc import Callable, Iterator
+from ssl import SSLContext
+from typing import Any
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
+from ravnest.server.door import Door
 from ravnest.server.sockets import Sockets
 from ravnest.server.taking import Taking
 
 SILENCE_S = 15.0
 """From a connection, or the first byte of a request, to the end of the request's headers."""
-MOST_SILENT = 1000
-"""Connections of one address that have not asked for anything yet."""
 MOST_WAITING = 8
 """Requests that have come on a connection while an earlier one is answered."""
 MOST_HEADER_BYTES = 64 << 10
@@ -36,12 +35,10 @@ _TOO_MUCH = "The headers of this request are too large."
 class Watched(HttpToolsProtocol):
     """HTTP as it is, for those who say in time what they want, and take what they are told."""
 
-    silent: ClassVar[Counter[str]] = Counter()
-
     def __init__(self, *arguments: Any, **named: Any) -> None:
         super().__init__(*arguments, **named)
         self._patience: asyncio.TimerHandle | None = None
-        self._silent_from: str | None = None
+        self.when_heard: Callable[[], None] | None = None
         self._taking: Taking | None = None
         self._answered: RequestResponseCycle | None = None
         """The request that is answered now, or was last; `cycle` is the one that came last."""
@@ -51,12 +48,7 @@ class Watched(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         self._taking = Taking(transport)
-        self._silent_from = self.client[0] if self.client else ""
-        self.silent[self._silent_from] += 1
-        if self.silent[self._silent_from] > MOST_SILENT:
-            transport.abort()
-        else:
-            self._wait()
+        self._wait()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._gone()
@@ -130,11 +122,9 @@ class Watched(HttpToolsProtocol):
         if self._patience is not None:
             self._patience.cancel()
             self._patience = None
-        if self._silent_from is not None:
-            self.silent[self._silent_from] -= 1
-            if self.silent[self._silent_from] <= 0:
-                del self.silent[self._silent_from]
-            self._silent_from = None
+        if self.when_heard is not None:
+            self.when_heard()
+            self.when_heard = None
 
     def _gone(self) -> None:
         self._heard()
@@ -153,17 +143,15 @@ def _is_about_body(name: bytes, value: bytes) -> bool:
 
 
 @contextlib.contextmanager
-def short_handshakes() -> Iterator[None]:
-    """Servers that are made in this block close connections that do not finish TLS in time."""
+def our_door() -> Iterator[None]:
+    """Servers that are made in this block count connections from the moment they are taken, and
+    close those that do not finish TLS in time."""
     loop: Any = asyncio.get_running_loop()
-    make = loop.create_server
 
-    @functools.wraps(make)
-    async def create_server(*arguments: Any, **named: Any) -> asyncio.Server:
-        if named.get("ssl") is not None:
-            named.setdefault("ssl_handshake_timeout", SILENCE_S)
-        server: asyncio.Server = await make(*arguments, **named)
-        return server
+    async def create_server(
+        make: Callable[[], Watched], *, sock: socket.socket, ssl: SSLContext | None, backlog: int
+    ) -> Door:
+        return Door(make, sock, ssl, SILENCE_S)
 
     loop.create_server = create_server
     try:
