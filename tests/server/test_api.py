@@ -227,6 +227,39 @@ def test_uploads_of_unknown_size_pass_the_quota_not_even_together(tmp_path):
     asyncio.run(story())
 
 
+def test_bytes_that_were_only_announced_keep_nobody_from_the_quota(tmp_path, monkeypatch):
+    monkeypatch.setattr(files_module, "_AHEAD", 100)
+
+    async def story():
+        files = a_store_for(tmp_path)
+        content, half_way, go_on = b"x" * 9000, asyncio.Event(), asyncio.Event()
+
+        async def slow():
+            yield content[:50]
+            half_way.set()
+            await go_on.wait()
+            yield content[50:]
+
+        async def quick():
+            yield b"y" * 9000
+
+        coming = asyncio.create_task(
+            files.receive_blob(hashlib.sha256(content).hexdigest(), 9000, slow())
+        )
+        await half_way.wait()
+        # More than there is, and that is known before all of it has come.
+        with pytest.raises(Refusal, match="100 are taken, 100 of them by files on their way"):
+            await files.receive_blob(NOTHING, 9901, quick())
+        await files.receive_blob(hashlib.sha256(b"y" * 9000).hexdigest(), 9000, quick())
+        go_on.set()
+        with pytest.raises(Refusal, match="9000 are taken, 0 of them"):
+            await coming
+        assert files.held_bytes == 9000
+        files.close()
+
+    asyncio.run(story())
+
+
 def test_of_many_files_that_come_at_once_less_is_gathered_of_each(tmp_path, monkeypatch):
     """Or a thousand that stand still would hold a gigabyte."""
     monkeypatch.setattr(files_module, "_PIECES", 256 << 10)

@@ -29,6 +29,8 @@ _PIECE, _LEAST_PIECE = 1 << 20, 64 << 10
 """Bytes of a file that are gathered before they are written: fewer, if many files come at once,"""
 _PIECES = 64 << 20
 """so that those of all files are about so many."""
+_AHEAD = 1 << 20
+"""Bytes of the quota that a file has beyond those that have come, if so many were announced."""
 _LOOK_EVERY = 8 << 20
 """Bytes of a file between two looks at how full the disk is."""
 _Answer = TypeVar("_Answer")
@@ -42,8 +44,8 @@ class Files:
         self._quota_bytes = quota_bytes
         self._threads = ThreadPoolExecutor(4, "files")
         self._receiving: dict[str, int] = {}
-        """Files on their way, and how many bytes of the quota each has: those that were announced,
-        or those that have come."""
+        """Files on their way, and how many bytes of the quota each has: those that have come, and
+        a few more. Who only announces many keeps nobody from anything."""
         self._looking, self._counting = threading.Lock(), threading.Lock()
         self._blob_bytes = 0
         self._job_bytes: dict[str, int] = {}
@@ -134,7 +136,8 @@ class Files:
         if size is not None and size > most:
             raise Refusal("too_large", f"{size} bytes are more than the {most} allowed here")
         fresh = self._folders.fresh()
-        self._reserve(fresh.name, size or 0, job)
+        self._look_for_quota(fresh.name, size or 0, job)
+        self._receiving[fresh.name] = min(size or 0, _AHEAD)
         try:
             await self._leave_room(size or 0)
             await self._receive(fresh, sha256, size, most, body, job)
@@ -164,7 +167,7 @@ class Files:
     ) -> None:
         writer = _Writer(fresh)
         try:
-            await self._take(writer, fresh.name, most, body, job)
+            await self._take(writer, fresh.name, size, most, body, job)
         finally:
             await self.off_loop(writer.close)
         if size is not None and writer.size != size:
@@ -177,18 +180,18 @@ class Files:
         with self._counting:
             self._blob_bytes += size
 
-    def _reserve(self, name: str, size: int, job: str) -> None:
-        """So many bytes of the quota for this file; a `Refusal` if there are not so many."""
-        others = sum(taken for other, taken in self._receiving.items() if other != name)
-        taken = self.held_bytes + others
+    def _look_for_quota(self, name: str, size: int, job: str) -> None:
+        """A `Refusal` if there are not so many bytes of it for this file."""
+        coming = sum(taken for other, taken in self._receiving.items() if other != name)
+        taken = self.held_bytes + coming
         if taken + size > self._quota_bytes:
             # A result is not to be given up for that: its sender comes again.
             raise Refusal(
                 "full" if job else "too_large",
                 f"the server keeps at most {self._quota_bytes} bytes of files (--quota), and "
-                f"{taken} are taken; delete jobs that are not needed any more",
+                f"{taken} are taken, {coming} of them by files on their way; delete jobs that are "
+                "not needed any more",
             )
-        self._receiving[name] = size
 
     async def _leave_room(self, size: int) -> None:
         try:
@@ -197,7 +200,13 @@ class Files:
             raise Refusal("full", str(error.strerror)) from error
 
     async def _take(
-        self, writer: "_Writer", name: str, most: int, body: AsyncIterator[bytes], job: str
+        self,
+        writer: "_Writer",
+        name: str,
+        size: int | None,
+        most: int,
+        body: AsyncIterator[bytes],
+        job: str,
     ) -> None:
         waiting = bytearray()
         unlooked = 0
@@ -207,7 +216,9 @@ class Files:
             if come > most:
                 raise Refusal("too_large", f"more than the {most} bytes allowed here")
             if come > self._receiving[name]:
-                self._reserve(name, come, job)
+                wanted = max(come, min(size or 0, come + _AHEAD))
+                self._look_for_quota(name, wanted, job)
+                self._receiving[name] = wanted
             if len(waiting) >= min(_PIECE, max(_LEAST_PIECE, _PIECES // len(self._receiving))):
                 unlooked += len(waiting)
                 if unlooked >= _LOOK_EVERY:
