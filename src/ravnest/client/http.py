@@ -20,6 +20,7 @@ import msgspec
 from ravnest.api.limits import NOT_UNDERSTOOD, encode
 from ravnest.client.address import ServerAddress
 from ravnest.client.answers import failure_in_words, refusal
+from ravnest.client.stranger import UNPACKED
 from ravnest.client.trust import pinned_context
 from ravnest.errors import ServerError
 from ravnest.release import VERSION
@@ -56,7 +57,7 @@ class HttpClient:
         if authority is None and address.scheme == "https":
             raise ServerError(f"{address} is not known yet: its authority has to be fetched first")
         self.context: ssl.SSLContext | None = pinned_context(authority) if authority else None
-        headers = {"User-Agent": f"ravnest/{VERSION}"}
+        headers = {"User-Agent": f"ravnest/{VERSION}", **UNPACKED}
         if bearer is not None:
             headers["Authorization"] = f"Bearer {bearer}"
         self._http = httpx.Client(
@@ -163,11 +164,15 @@ class HttpClient:
                     if answer.status_code == httpx.codes.REQUEST_TIMEOUT:
                         raise BrokenOffError(str(said_no))  # the line stood still
                     raise said_no
+                packed = answer.headers.get("Content-Encoding", "identity")
+                if packed != "identity":
+                    raise ServerError(
+                        f"{self.address} sends {path} packed ({packed!r:.50}), which it was not "
+                        "asked to do; is there a proxy in between?"
+                    )
                 yield answer
         except httpx.TransportError as error:
             raise BrokenOffError(failure_in_words(error, self.address)) from error
-        except httpx.DecodingError as error:
-            raise ServerError(f"{self.address}: what {path} sends is damaged: {error}") from error
 
     def close(self) -> None:
         self.closed.set()
@@ -187,11 +192,10 @@ class HttpClient:
 
 def _start_of(refused: httpx.Response) -> bytes:
     body, ends_at = bytearray(), time.monotonic() + _LONGEST_REFUSAL_S
-    with contextlib.suppress(httpx.DecodingError):
-        for piece in refused.iter_bytes():
-            body += piece
-            if len(body) >= _MOST_REFUSAL_BYTES or time.monotonic() > ends_at:
-                break
+    for piece in refused.iter_raw():
+        body += piece
+        if len(body) >= _MOST_REFUSAL_BYTES or time.monotonic() > ends_at:
+            break
     return bytes(body[:_MOST_REFUSAL_BYTES])
 
 

@@ -8,15 +8,13 @@ only such that are made out to the fixed name of a server: the address that was 
 import ssl
 from typing import Any
 
-import httpx
-
 from ravnest.api import SERVER_NAME
 from ravnest.api.tokens import fingerprint_of
 from ravnest.client.address import ServerAddress
-from ravnest.client.answers import failure_in_words, refusal
+from ravnest.client.answers import refusal
+from ravnest.client.stranger import ask
 from ravnest.errors import ServerError, TokenError
 
-_MOST_AUTHORITY_BYTES = 64 << 10
 _FETCH_S = 20.0
 
 
@@ -51,30 +49,17 @@ def fingerprint_of_pem(authority: str) -> bytes:
 
 def fetch_authority(address: ServerAddress, fingerprint: bytes) -> str:
     """The certificate (PEM) of the authority that the fingerprint belongs to."""
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    # Nothing is known about the server yet, and nothing secret is said to it on this connection.
-    context.check_hostname = False
-    context.verify_mode = ssl.CERT_NONE
-    options = {"verify": context, "timeout": _FETCH_S, "trust_env": not address.is_local}
     url = f"{address.api}/authority"
-    received = bytearray()
-    try:
-        with httpx.Client(**options) as client, client.stream("GET", url) as answer:  # type: ignore[arg-type]
-            for piece in answer.iter_bytes():
-                received += piece
-                if len(received) > _MOST_AUTHORITY_BYTES:
-                    raise ServerError(f"{address} is no Ravnest server: its authority is too large")
-    except httpx.HTTPError as error:
-        raise ServerError(failure_in_words(error, address)) from error
-    if answer.status_code != 200:
-        said_no = refusal(answer.status_code, bytes(received), url)
+    (answer,) = ask(address, url, within_s=_FETCH_S)
+    if answer.status != 200:
+        said_no = refusal(answer.status, answer.body, url)
         if said_no.code == "foreign" and not said_no.passes:
             raise ServerError(
                 f"{address} is no Ravnest server (is the port right?): {url} answers with status "
                 f"{said_no.status}"
             )
         raise said_no
-    authority = received.decode("ascii", errors="replace")
+    authority = answer.body.decode("ascii", errors="replace")
     if fingerprint_of_pem(authority) != fingerprint:
         raise TokenError(
             f"{address} is not the server that the token is from: its authority has another "

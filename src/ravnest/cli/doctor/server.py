@@ -3,13 +3,11 @@
 import email.utils
 import ipaddress
 import socket
-import ssl
 import statistics
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import httpx
 import msgspec
 
 from ravnest import __version__
@@ -18,14 +16,15 @@ from ravnest.api.limits import NOT_UNDERSTOOD
 from ravnest.api.requests import Health
 from ravnest.api.views import ProviderView
 from ravnest.cli.doctor.findings import Check, Finding, broken, note, ok
-from ravnest.client.answers import failure_in_words
 from ravnest.client.known import Access, open_client, who_is
-from ravnest.errors import RavnestError, TokenError
+from ravnest.client.stranger import Answer, ask
+from ravnest.errors import RavnestError, ServerError, TokenError
 from ravnest.planning.figures import plain
 
 LITTLE_SKEW_S, MUCH_SKEW_S = 5.0, 300.0
 """Certificates of some minutes ago are refused by a clock that is behind by more."""
 HEALTH_S = 15.0
+"""For all pings together."""
 PINGS = 5
 PROBE_BYTES = 4 << 20
 
@@ -70,26 +69,20 @@ class ServerVisit:
     def health(self) -> Iterator[Finding]:
         """Answered to strangers, so whatever is wrong here is wrong with the way."""
         address = self._access.address
-        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-        # Nothing is said to it and nothing believed: who it is, the check of the token finds out.
-        context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
         try:
-            with httpx.Client(
-                verify=context, timeout=HEALTH_S, trust_env=not address.is_local
-            ) as http:
-                for _ in range(PINGS):
-                    began = time.monotonic()
-                    answer = http.get(f"{address.url}/healthz")
-                    self._delays_s.append(time.monotonic() - began)
-        except httpx.HTTPError as error:
+            # Who it is, the check of the token finds out.
+            answers = ask(address, f"{address.url}/healthz", within_s=HEALTH_S, times=PINGS)
+        except ServerError as error:
             remedy = "on its machine: ravnest server. Is a firewall or another network between?"
-            yield broken("server", failure_in_words(error, address), remedy)
+            yield broken("server", str(error), remedy)
             return
+        self._delays_s += [answer.took_s for answer in answers]
+        answer = answers[-1]
         self._note_time(answer)
         try:
-            health = msgspec.json.decode(answer.content, type=Health)
+            health = msgspec.json.decode(answer.body, type=Health)
         except NOT_UNDERSTOOD:
-            text = f"{address} answers, but not as a Ravnest server (status {answer.status_code})"
+            text = f"{address} answers, but not as a Ravnest server (status {answer.status})"
             yield broken("server", text, "is the port right? A server's default is 8470")
             return
         text = f"{address} answers: ravnest {health.version}, {health.status}"
@@ -98,7 +91,7 @@ class ServerVisit:
         else:
             yield ok("server", text)
 
-    def _note_time(self, answer: httpx.Response) -> None:
+    def _note_time(self, answer: Answer) -> None:
         try:
             theirs = email.utils.parsedate_to_datetime(answer.headers["Date"]).timestamp()
         except (KeyError, ValueError):
