@@ -131,6 +131,8 @@ KEYS = b"Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: " + b"MDAw" * 5 + b"MA=
         (b"GET" + UPGRADE + KEYS + b"Content-Length: 10\r\n\r\n", b"400"),
         (b"GET" + UPGRADE + KEYS + b"Content-Length: 00\r\n\r\n", b"400"),
         (b"GET" + UPGRADE + KEYS + b"Transfer-Encoding: chunked\r\n\r\n", b"400"),
+        (b"GET" + UPGRADE + KEYS + b"Content-Length: 1\r\n\r\nx", b"400"),
+        (b"GET" + UPGRADE + KEYS + b"Transfer-Encoding: chunked\r\n\r\n0\r\n\r\n", b"400"),
         (b"POST" + UPGRADE + KEYS + b"Content-Length: 10\r\n\r\n", b"400"),
         (b"GET" + UPGRADE + KEYS + b"X: " + b"x" * 9000 + b"\r\n\r\n", b"431"),
         (b"GET" + UPGRADE.replace(b"/", b"/\xff", 1) + KEYS + b"\r\n", b"400"),
@@ -138,7 +140,7 @@ KEYS = b"Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: " + b"MDAw" * 5 + b"MA=
         # One that is: there is nothing at this address.
         (b"GET" + UPGRADE + KEYS + b"Content-Length: 0\r\n\r\n", b"403"),
     ],
-    ids=["length", "zeros", "chunked", "post", "header", "path", "keys", "good"],
+    ids=["length", "zeros", "chunked", "body", "chunk", "post", "header", "path", "keys", "good"],
 )
 @pytest.mark.parametrize("tls", [True, False])
 def test_a_websocket_that_cannot_begin_is_answered_and_closed(tmp_path, doors, tls, said, status):

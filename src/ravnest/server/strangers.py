@@ -78,8 +78,8 @@ class Watched(HttpToolsProtocol):
         if sum(len(name) + len(value) for name, value in self.headers) > MOST_HEADER_BYTES:
             raise ValueError(_TOO_MUCH)  # which the parser takes for a request that is none
         if self.parser.should_upgrade() and self._should_upgrade():
-            if self._is_answering or any(_is_about_body(*header) for header in self.headers):
-                raise ValueError("a WebSocket begins with a request without a body, by itself")
+            if self._is_answering:
+                raise ValueError("a WebSocket begins by itself, behind no other request")
         elif len(self.pipeline) >= MOST_WAITING:
             self.transport.abort()
             raise ValueError("too many requests at once")
@@ -136,10 +136,6 @@ class Watched(HttpToolsProtocol):
             self._wait()  # a request is being answered, and half of the next has come already
         else:
             self.transport.abort()
-
-
-def _is_about_body(name: bytes, value: bytes) -> bool:
-    return name == b"transfer-encoding" or (name == b"content-length" and value != b"0")
 
 
 @contextlib.contextmanager
