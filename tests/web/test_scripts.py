@@ -53,6 +53,9 @@ def test_numbers_have_units_and_no_false_precision(visit: Visit) -> None:
     assert shown("metric('loss', null)") == NOTHING
     assert shown("counted(1, 'machine')") == "1 machine"
     assert shown("digits(Infinity)") == NOTHING
+    assert shown("digits(9_999_999)") == "9,999,999"
+    assert shown("metric('loss', 1.7e308)") == "1.7e+308"
+    assert shown("metric('loss', -1e20)") == "-1.0e+20"
 
 
 @in_browser()

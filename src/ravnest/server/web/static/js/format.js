@@ -3,6 +3,8 @@
 /** Between a number and its unit: thin, and no line ends there. */
 const THIN = "\u202f";
 const NOTHING = "–";
+/** From here on a number is a loss that has run away, and its digits say nothing. */
+const BEYOND = 1e7;
 
 /**
  * About three digits, without pretending to know more.
@@ -11,6 +13,7 @@ const NOTHING = "–";
 export function digits(value) {
   if (value === null || value === undefined || !Number.isFinite(value)) return NOTHING;
   const size = Math.abs(value);
+  if (size >= BEYOND) return value.toExponential(1);
   if (size >= 100 || value === 0) return Math.round(value).toLocaleString("en-GB");
   if (size >= 10) return value.toFixed(1);
   if (size >= 0.01) return value.toFixed(2);
