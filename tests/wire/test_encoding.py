@@ -24,7 +24,7 @@ from ravnest.wire.messages import (
 
 OF = MicroBatch(batch=3, part=1, parts=2, rows=4, batch_rows=9, update=2, closes_update=True)
 MESSAGES = [
-    Hello(protocol=PROTOCOL, run="r", node="n", session="s", received=0),
+    Hello(protocol=PROTOCOL, run="r", node="n", session="s", received=0, chunk_bytes=1),
     Forward(
         of=OF,
         task="train",

@@ -745,7 +745,8 @@ def test_a_grpc_call_that_is_cut_before_its_hello_is_answered_is_resumed():
         await b.endpoint.listen(b.address)
         await b.endpoint.expect(Peer("a", free_address()))
         caller = GrpcNetwork()
-        hello = Hello(protocol=PROTOCOL, run="run", node="a", session="x", received=0)
+        said = {"run": "run", "node": "a", "session": "x", "received": 0}
+        hello = Hello(protocol=PROTOCOL, chunk_bytes=1, **said)
 
         async def call():
             stream = await caller.dial(b.address)
@@ -816,7 +817,8 @@ def test_a_greeting_is_not_repeated_later(run):
 
     async def scenario(world):
         a, b = await world.pair()
-        hello = Hello(protocol=PROTOCOL, run="run", node="a", session="x", received=0)
+        said = {"run": "run", "node": "a", "session": "x", "received": 0}
+        hello = Hello(protocol=PROTOCOL, chunk_bytes=1, **said)
         with contextlib.suppress(StreamError):
             for parts in chunks(encode(Parcel(hello), 1), Ack(0, 0)):
                 await a.link._stream.write(parts)

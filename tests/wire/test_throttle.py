@@ -1,15 +1,17 @@
-"""A limit to what is sent: kept over all streams, shared fairly; on clocks of both kinds."""
+"""A limit to each direction: kept over all streams, shared fairly; on clocks of both kinds."""
 
 import asyncio
 import time
 from collections import Counter
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_links import Party, numbered
 from torch import rand
 
+from ravnest.wire import flow
+from ravnest.wire.framing import chunks
 from ravnest.wire.grpc_network import GrpcNetwork
 from ravnest.wire.link import Up
 from ravnest.wire.memory import MemoryHub, MemoryNetwork
@@ -43,6 +45,7 @@ def play(sources, bytes_per_s, chunks, late_s=0.0):
     return sent
 
 
+@settings(deadline=None)
 @given(
     st.lists(st.integers(1, MB), min_size=1, max_size=5),
     st.floats(1e4, 1e9),
@@ -122,7 +125,8 @@ def test_a_writer_that_is_cancelled_does_not_hold_up_the_others():
 
 
 @pytest.mark.parametrize("kind", ["memory", "grpc", "tcp"])
-def test_all_links_together_stay_below_the_limit(kind):
+@pytest.mark.parametrize("way", ["sends", "receives"])
+def test_all_links_together_stay_below_the_limit(kind, way):
     """Two links of one provider; a slow machine makes it slower still, never faster."""
     limit, each = 4e6, 1_000_000
     hub = MemoryHub()
@@ -130,32 +134,40 @@ def test_all_links_together_stay_below_the_limit(kind):
     make = makers[kind]
 
     async def scenario():
-        sender = Party(ThrottledNetwork(make(), limit), "a")
+        limited = Party(ThrottledNetwork(make(), limit), "a")
         others = [Party(make(), name) for name in "bc"]
-        await sender.endpoint.listen(sender.address)
-        links = []
+        await limited.endpoint.listen(limited.address)
+        out, back = [], []
         for other in others:
             await other.endpoint.listen(other.address)
-            links.append(await sender.endpoint.dial(other.peer))
-            await other.endpoint.expect(sender.peer)
+            out.append(await limited.endpoint.dial(other.peer))
+            back.append(await other.endpoint.expect(limited.peer))
             await other.next(Up)
+            await limited.next(Up)
+        links = out if way == "sends" else back
         began = time.monotonic()
         for link in links:
             for number in range(4):
                 link.send(numbered(number, rand(each // 16)))
-        for other in others:
-            assert [(await other.next()).message.number for _ in range(4)] == [0, 1, 2, 3]
+        if way == "sends":
+            for other in others:
+                assert [(await other.next()).message.number for _ in range(4)] == [0, 1, 2, 3]
+        else:
+            arrived = Counter([(await limited.next()).message.number for _ in range(8)])
+            assert arrived == dict.fromkeys(range(4), 2)
         seconds = time.monotonic() - began
         sent = sum(link.traffic.sent_bytes for link in links)
         assert sent > 2 * each
-        assert seconds > 2 * each / limit - 2 * _LATE_S
-        for party in (sender, *others):
+        # What was read last is paid for later.
+        unpaid = 0 if way == "sends" else 2 * Budget(limit).chunk_bytes
+        assert seconds > (2 * each - unpaid) / limit - 2 * _LATE_S
+        for party in (limited, *others):
             await party.endpoint.close(0.2)
 
     asyncio.run(scenario())
 
 
-def test_what_comes_in_is_not_limited():
+def test_what_comes_in_does_not_hold_up_what_goes_out():
     async def scenario():
         hub = MemoryHub()
         slow, other = (
@@ -164,13 +176,58 @@ def test_what_comes_in_is_not_limited():
         )
         for party in (slow, other):
             await party.endpoint.listen(party.address)
-        await slow.endpoint.dial(other.peer)
+        there = await slow.endpoint.dial(other.peer)
         back = await other.endpoint.expect(slow.peer)
         await slow.next(Up)
         await other.next(Up)
-        back.send(numbered(1, rand(1_000_000)))  # would take minutes in the other direction
+        back.send(numbered(1, rand(1_000_000)))  # takes minutes
+        for number in range(5):
+            there.send(numbered(number))
+            assert (await other.next()).message.number == number
+        assert slow.events.empty()
+        for party in (slow, other):
+            await party.endpoint.close(0.2)
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize(("limit", "size"), [(1e9, MB), (1e6, 50_000), (1e3, 16 << 10)])
+def test_whoever_receives_little_is_sent_small_chunks(monkeypatch, limit, size):
+    """A megabyte that came at once had to be paid for before anything else was read: half a minute
+    on a thin line, in which everybody else was taken for gone."""
+    asked = []
+
+    def watched(frame, ack, chunk_bytes):
+        asked.append(chunk_bytes)
+        return chunks(frame, ack, chunk_bytes)
+
+    monkeypatch.setattr(flow, "chunks", watched)
+    monkeypatch.setattr(flow.Pace, "bytes_per_s", 1e9)  # as the first messages go, in no time
+
+    async def scenario():
+        hub = MemoryHub()
+        slow = Party(ThrottledNetwork(MemoryNetwork(hub), limit), "a")
+        other = Party(MemoryNetwork(hub), "b")
+        await slow.endpoint.listen(slow.address)
+        link = await other.endpoint.dial(slow.peer)
+        await slow.endpoint.expect(other.peer)
+        await slow.next(Up)
+        link.send(numbered(1, rand(100)))
         assert (await slow.next()).message.number == 1
         for party in (slow, other):
             await party.endpoint.close(0.2)
+
+    asyncio.run(scenario())
+    assert asked == [size]
+
+
+def test_nobody_is_talked_into_chunks_of_a_byte():
+    class Wide:
+        chunk_bytes = MB
+
+    async def scenario():
+        divided = flow.Flow(lambda _: None, ack_s=1.0)
+        divided.resume(0, 1, is_first=True)
+        assert divided._chunk_bytes(Wide()) == 16 << 10
 
     asyncio.run(scenario())

@@ -15,13 +15,15 @@ from dataclasses import dataclass
 
 from ravnest.errors import WireError
 from ravnest.wire.encoding import Parcel, decode, encode
-from ravnest.wire.framing import Assembler, Frame, Limits, ack_chunk, chunks
+from ravnest.wire.framing import CHUNK_BYTES, Assembler, Frame, Limits, ack_chunk, chunks
 from ravnest.wire.messages import Hello, Refused
 from ravnest.wire.pace import Pace
 from ravnest.wire.session import Session, Window
 from ravnest.wire.streams import ChunkStream, StreamError
 
 _LEAST_CHUNK = 64 << 10
+_SMALLEST_ASKED = 16 << 10
+"""Whatever the peer asks for: many small chunks cost us more than it."""
 
 
 @dataclass
@@ -60,6 +62,7 @@ class Flow:
         self._unused_bytes = 0
         self._used = 0  # counted by the consumer's thread
         self._used_known = 0
+        self._asked_bytes = CHUNK_BYTES
         self._work = asyncio.Event()
         self._heard = self._said = self._loop.time()
         self._ack_now = self._sign_now = False
@@ -115,8 +118,10 @@ class Flow:
         self._outbox.append(frame)
         self.post()
 
-    def resume(self, received_by_peer: int, *, is_first: bool) -> None:
-        """There is a new stream, whose `read` and `write` are about to begin."""
+    def resume(self, received_by_peer: int, chunk_bytes: int, *, is_first: bool) -> None:
+        """There is a new stream, whose `read` and `write` are about to begin. The peer wants chunks
+        of that size."""
+        self._asked_bytes = max(_SMALLEST_ASKED, chunk_bytes)
         self.session.resume(received_by_peer)
         self.pace.broke()
         self.check_all_arrived()
@@ -196,7 +201,7 @@ class Flow:
     def _chunk_bytes(self, stream: ChunkStream) -> int:
         """About what goes through in a second: the peer hears whole chunks, and must hear of us."""
         pace = self.pace.bytes_per_s or 0.0  # unknown: it may be slow
-        return min(stream.chunk_bytes, max(_LEAST_CHUNK, int(pace)))
+        return min(stream.chunk_bytes, self._asked_bytes, max(_LEAST_CHUNK, int(pace)))
 
     async def watch(self, life_s: float, silence_s: float) -> None:
         """Give signs of life while there is nothing else to say; until none comes from the peer.

@@ -59,7 +59,6 @@ _OPTIONS: Sequence[tuple[str, int | str]] = (
     ("grpc.use_local_subchannel_pool", 1),
 )
 _SERVER_OPTIONS = (
-    *_OPTIONS,
     ("grpc.so_reuseport", 0),
     # Whoever connects and says nothing does not keep a descriptor for ever.
     ("grpc.server_handshake_timeout_ms", 10_000),
@@ -73,9 +72,19 @@ _CALL_IS_OVER = (aio.AioRpcError, aio.BaseError, asyncio.InvalidStateError)
 class GrpcNetwork:
     """The network over which providers of different machines meet."""
 
-    def __init__(self, tls: TlsKeys | None = None, routes: Routes | None = None) -> None:
+    def __init__(
+        self,
+        tls: TlsKeys | None = None,
+        routes: Routes | None = None,
+        ahead_bytes: int | None = None,
+    ) -> None:
+        """`ahead_bytes`: no more than that comes from anybody before it is asked for."""
         self._tls = tls
         self._routes = routes or Routes()
+        options = dict(_OPTIONS)
+        if ahead_bytes is not None:
+            options |= {"grpc.http2.lookahead_bytes": ahead_bytes, "grpc.http2.bdp_probe": 0}
+        self._options = tuple(options.items())
         self._server: aio.Server | None = None
         self._channels: set[aio.Channel] = set()
         self._closing: set[asyncio.Task[None]] = set()
@@ -86,7 +95,7 @@ class GrpcNetwork:
 
         method = grpc.stream_stream_rpc_method_handler(serve)
         limit = ("grpc.max_allowed_incoming_connections", for_callers())
-        server = aio.server(options=(*_SERVER_OPTIONS, limit))
+        server = aio.server(options=(*self._options, *_SERVER_OPTIONS, limit))
         server.add_generic_rpc_handlers(
             (grpc.method_handlers_generic_handler(_SERVICE, {_METHOD: method}),)
         )
@@ -125,7 +134,8 @@ class GrpcNetwork:
             task.add_done_callback(self._closing.discard)
 
     def _channel(self, address: str) -> aio.Channel:
-        real, name, options = self._routes.real(address), self._routes.name_of(address), _OPTIONS
+        real, name = self._routes.real(address), self._routes.name_of(address)
+        options = self._options
         if name is not None:
             # A way that was looked for leads there as it is, not by way of a proxy.
             options = (*options, ("grpc.enable_http_proxy", 0))

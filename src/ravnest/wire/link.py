@@ -216,6 +216,7 @@ class Link:
             node=self._me.node,
             session=self._me.session,
             received=self._flow.session.received,
+            chunk_bytes=stream.chunk_bytes,
         )
         for parts in chunks(encode(Parcel(hello), 1), self._flow.session.ack()):
             await stream.write(parts)
@@ -234,7 +235,7 @@ class Link:
             raise self._blame(problem)
         first = self._peer_session is None
         self._peer_session = hello.session
-        self._flow.resume(hello.received, is_first=first)
+        self._flow.resume(hello.received, hello.chunk_bytes, is_first=first)
         self._state = _State.UP
         self._deadline.cancel()
         if first:

@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
-PROTOCOL = 4
+PROTOCOL = 5
 """Counts up with every change that an older provider would misunderstand."""
 
 Count = Annotated[int, Meta(ge=0, lt=2**62)]
@@ -37,6 +37,8 @@ class Hello(_Typed, frozen=True, kw_only=True):
     """Made anew by every process; another one than before means that the peer was restarted."""
     received: Count
     """Sequence number of the last frame that arrived complete."""
+    chunk_bytes: Count
+    """What frames for this side are best divided into: it may take in little at a time."""
 
 
 class Refused(_Typed, frozen=True, kw_only=True):

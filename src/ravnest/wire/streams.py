@@ -56,7 +56,7 @@ class ChunkStream(Protocol):
 
     @property
     def chunk_bytes(self) -> int:
-        """What a frame is best divided into."""
+        """What a frame is best divided into, in either direction: both sides are told."""
         ...
 
     def doubt(self, node: str) -> str | None:

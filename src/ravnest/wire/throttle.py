@@ -1,6 +1,11 @@
 """No more than so many bytes a second, over all streams of a network together, each in its turn.
 
     write ──► in line ──► its turn ──► the network
+    the network ──► read ──► in line ──► its turn ──► the next read
+
+Each direction has a limit of its own. What has come is handed out at once, and paid for before the
+next chunk is taken: meanwhile the network is full, and the sender waits. How long, its link must
+not take for silence, so whoever receives little asks for small chunks (see `Hello.chunk_bytes`).
 
 Who goes next is decided by start-time fair queuing: a chunk's turn comes after those of streams
 that have been given less. A stream that says little waits for one chunk of another at most, however
@@ -94,7 +99,7 @@ class Throttle:
         self._timer: asyncio.TimerHandle | None = None
 
     async def pass_through(self, size: int, given: float) -> float:
-        """Wait for a turn to send so much; returns where it ends."""
+        """Wait for a turn of so many bytes; returns where it ends."""
         its_turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
         def take() -> None:
@@ -130,38 +135,47 @@ class Throttle:
 
 
 class ThrottledNetwork:
-    """Another network, with a limit to what it sends."""
+    """Another network, with a limit to what it sends, and the same to what it receives."""
 
     def __init__(self, network: Network, bytes_per_s: float) -> None:
         self._network = network
-        self._throttle = Throttle(bytes_per_s)
+        self._out, self._in = Throttle(bytes_per_s), Throttle(bytes_per_s)
 
     async def listen(self, address: str, handler: StreamHandler) -> None:
-        await self._network.listen(
-            address, lambda stream: handler(_ThrottledStream(stream, self._throttle))
-        )
+        await self._network.listen(address, lambda stream: handler(self._throttled(stream)))
 
     async def dial(self, address: str) -> ChunkStream:
-        return _ThrottledStream(await self._network.dial(address), self._throttle)
+        return self._throttled(await self._network.dial(address))
+
+    def _throttled(self, stream: ChunkStream) -> ChunkStream:
+        return _ThrottledStream(stream, self._out, self._in)
 
     async def close(self) -> None:
         await self._network.close()
-        self._throttle.close()
+        self._out.close()
+        self._in.close()
 
 
 class _ThrottledStream:
-    def __init__(self, stream: ChunkStream, throttle: Throttle) -> None:
+    def __init__(self, stream: ChunkStream, out: Throttle, into: Throttle) -> None:
         self._stream = stream
-        self._throttle = throttle
-        self._given = 0.0
-        self.chunk_bytes = min(stream.chunk_bytes, throttle.chunk_bytes)
+        self._out, self._in = out, into
+        self._given_out = self._given_in = 0.0
+        self._unpaid = 0
+        """Of what was read last."""
+        self.chunk_bytes = min(stream.chunk_bytes, out.chunk_bytes)
         # What is not held up takes no way round by methods of this class.
         self.close, self.abandon, self.doubt = stream.close, stream.abandon, stream.doubt
 
     async def read(self, room: Room = no_room) -> Buffer | None:
-        return await self._stream.read(room)
+        if unpaid := self._unpaid:
+            self._unpaid = 0
+            self._given_in = await self._in.pass_through(unpaid, self._given_in)
+        chunk = await self._stream.read(room)
+        self._unpaid = 0 if chunk is None else len(chunk)
+        return chunk
 
     async def write(self, parts: Sequence[Buffer]) -> None:
         size = sum(map(len, parts))
-        self._given = await self._throttle.pass_through(size, self._given)
+        self._given_out = await self._out.pass_through(size, self._given_out)
         await self._stream.write(parts)
