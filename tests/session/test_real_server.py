@@ -1,7 +1,10 @@
 """What requesters and operators do, against a real server: TLS, tokens, records."""
 
+import asyncio
+
 import msgspec
 import pytest
+from fake_agent import FakeAgent
 from servers import running_server
 
 from ravnest import Session
@@ -49,6 +52,18 @@ def test_tokens_are_made_used_and_revoked(server, capsys):
     assert capsys.readouterr().out == f"revoked {id}\n"
     with Session(server.url, viewer) as session, pytest.raises(TokenError, match="revoked"):
         session.overview()
+
+
+def test_a_token_is_revoked_with_the_providers_that_have_enrolled_with_it(server, capsys):
+    bearer = server.ready.join_token
+    enrolled = FakeAgent.enrol(server.url, bearer, authority=server.authority, name="stray")
+    asyncio.run(enrolled)
+    with Session(server.url, server.token("operator"), remember=True) as session:
+        assert [one.name for one in session.overview().providers] == ["stray"]
+        id = Token.parse(bearer).id
+        assert main(["token", "revoke", id, "--with-providers"]) == 0
+        assert f"revoked {id}, and removed the providers" in capsys.readouterr().out
+        assert session.overview().providers == ()
 
 
 def test_status_and_its_stream(server, capsys):

@@ -107,12 +107,21 @@ def list_tokens(server: str | None, token: str | None, insecure: bool, as_json: 
 
 @command.command("revoke")
 @click.argument("ids", nargs=-1, required=True, metavar="ID...")
+@click.option("--with-providers", is_flag=True, help="Remove all that have enrolled with one.")
 @server_options
-def revoke(ids: tuple[str, ...], server: str | None, token: str | None, insecure: bool) -> None:
-    """Make tokens invalid at once. Machines that have enrolled with one stay enrolled.
+def revoke(
+    ids: tuple[str, ...],
+    with_providers: bool,
+    server: str | None,
+    token: str | None,
+    insecure: bool,
+) -> None:
+    """Make tokens invalid at once. Machines that have enrolled with one stay otherwise.
 
     ID may be the beginning of one.
     """
+    also = ", and removed the providers that have enrolled with it" if with_providers else ""
     with session_of(server, token, insecure) as session:
         for one in ids:
-            click.echo(f"revoked {session.revoke_token(one)}")
+            revoked = session.revoke_token(one, with_providers=with_providers)
+            click.echo(f"revoked {revoked}{also}")

@@ -252,8 +252,9 @@ class Session:
     def tokens(self) -> list[TokenShown]:
         return self.client.get("/tokens", list[TokenShown])
 
-    def revoke_token(self, id: str) -> str:
-        """By its id, or the beginning of one; returns the id."""
+    def revoke_token(self, id: str, *, with_providers: bool = False) -> str:
+        """By its id, or the beginning of one; returns the id. `with_providers` removes all machines
+        that have enrolled with it."""
         known = [one.id for one in self.tokens()]
         found = [id] if id in known else [one for one in known if one.startswith(id)]
         if len(found) != 1:
@@ -261,5 +262,6 @@ class Session:
                 f"may be any of {', '.join(found[:10])}" if found else "is no token of this server"
             )
             raise TokenError(f"{id!r} {why}; `ravnest token list` shows all of them")
-        self.client.delete(f"/tokens/{found[0]}")
+        also = "?providers=remove" if with_providers else ""
+        self.client.delete(f"/tokens/{found[0]}{also}")
         return found[0]

@@ -55,6 +55,8 @@ class Options:
     most_upload_bytes: int = 64 << 30
     quota_bytes: int = 1 << 40
     most_providers: int = 10_000
+    most_providers_each: int = 1000
+    """Of one token, unless it was made for a number of them."""
     most_jobs: int = 1000
     settings: Settings = field(default_factory=Settings)
     work: WorkLimits = field(default_factory=WorkLimits)

@@ -33,6 +33,8 @@ class EnrolledNow(Happening, frozen=True, kw_only=True):
     digest: str
     facts: MachineFacts
     caps: Caps
+    token: str = ""
+    """Its id."""
 
 
 class Connected(Happening, frozen=True, kw_only=True):

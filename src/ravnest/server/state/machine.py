@@ -70,6 +70,7 @@ def handle(world: World, event: Event, now: float) -> Effects:
         case Fused() | FusingFailed():
             fusing.ended(world, event, now)
         case LongAgo():
+            providers.remove_awaited(world, now)
             providers.forget_removed(world, event.before)
         case Tick():
             deadlines.pass_time(world, now)

@@ -1,11 +1,18 @@
 """A provider enrols, comes, is heard of, is steered, goes."""
 
+import math
+
 from ravnest.api.control import Beat, Hello, Leaving, Measured, SetPause, Welcome
 from ravnest.server.state import introducing, leaving_out, parts, pool, runs
 from ravnest.server.state.effects import Close, Wake
 from ravnest.server.state.events import EnrolledNow, ProviderSteered
 from ravnest.server.state.records import Provider
 from ravnest.server.state.world import Presence, World
+
+AWAITED_S = 3600.0
+"""How long after it has enrolled a provider may connect for the first time."""
+MOST_REMOVED = 1000
+"""That are remembered, of those that nothing is about; twice as many for a while."""
 
 
 def enrolled(world: World, event: EnrolledNow, now: float) -> None:
@@ -15,22 +22,30 @@ def enrolled(world: World, event: EnrolledNow, now: float) -> None:
         digest=event.digest,
         facts=event.facts,
         caps=event.caps,
+        token=event.token,
+        awaited_since=now,
     )
     world.providers[provider.id] = provider
     world.namesakes[provider.name] += 1
     world.presence[provider.id] = Presence(since=now, seen_at=now)
     world.save_provider(provider)
     world.note(now, "info", f"{world.called(provider.id)} is a provider now", provider=provider.id)
+    # Whoever enrols and leaves, again and again, leaves no more than that behind.
+    if sum(known.removed for known in world.providers.values()) > 2 * MOST_REMOVED:
+        forget_removed(world, -math.inf)
 
 
 def connected(world: World, id: int, hello: Hello, now: float) -> None:
     provider, presence = world.providers[id], world.heard_of(id)
+    if provider.awaited_since is not None:
+        provider.awaited_since = None
+        world.save_provider(provider)
     if not presence.connected:
         presence.since = now
         world.note(now, "info", f"{world.called(id)} is connected", provider=id)
     if hello.name is not None and hello.name != provider.name:
         before = world.called(id)
-        world.namesakes.subtract([provider.name])
+        _give_up_name(world, provider.name)
         world.namesakes[hello.name] += 1
         provider.name = hello.name
         world.note(now, "info", f"{before} is called {world.called(id)} now", provider=id)
@@ -171,7 +186,7 @@ def remove(world: World, provider: Provider, how: str, now: float) -> None:
     if provider.removed:  # what it says until its connection is closed is still heard
         return
     part, name = world.at_work.get(provider.id), world.called(provider.id)
-    world.namesakes.subtract([provider.name])
+    _give_up_name(world, provider.name)
     provider.removed, provider.digest, provider.removed_at = True, "", now
     world.set_figures(provider, None)
     if part is not None:
@@ -183,15 +198,34 @@ def remove(world: World, provider: Provider, how: str, now: float) -> None:
     pool.review(world, provider.id, now)
 
 
+def _give_up_name(world: World, name: str) -> None:
+    world.namesakes[name] -= 1
+    if not world.namesakes[name]:
+        del world.namesakes[name]
+
+
+def remove_awaited(world: World, now: float) -> None:
+    """Those that have enrolled, and then never come. While the server is not there nobody can."""
+    for provider in list(world.providers.values()):
+        since = provider.awaited_since
+        if since is None or provider.removed:
+            continue
+        if max(since, world.started_at) + AWAITED_S <= now:
+            remove(world, provider, "has never connected", now)
+
+
 def forget_removed(world: World, before: float) -> None:
-    """Those that were removed before that moment, and that no run and no plan is about."""
+    """Those that were removed before that moment, or before many others, and that no run and no
+    plan is about."""
     needed = {part.provider for part in world.parts.values()}
     for job in world.jobs.values():
         needed |= {part.provider for part in job.plan.parts} if job.plan is not None else set()
     # Numbers, and the certificates with them, are never given again: the highest one stays.
     needed.add(max(world.providers, default=0))
-    for provider in list(world.providers.values()):
-        if provider.removed and provider.removed_at < before and provider.id not in needed:
+    removed = [p for p in world.providers.values() if p.removed and p.id not in needed]
+    removed.sort(key=lambda provider: provider.removed_at)
+    for place, provider in enumerate(removed):
+        if provider.removed_at < before or place < len(removed) - MOST_REMOVED:
             del world.providers[provider.id]
             world.presence.pop(provider.id, None)
             world.probing.pop(provider.id, None)

@@ -36,6 +36,10 @@ class Provider(Record, kw_only=True):
     """Of the secret in its credential; empty once it was removed."""
     facts: MachineFacts
     caps: Caps
+    token: str = ""
+    """Id of the token it enrolled with; of some that enrolled long ago it is not known."""
+    awaited_since: float | None = None
+    """From its enrolment to its first connection."""
     figures: Figures | None = None
     paused: bool = False
     """By request from elsewhere; its own pauses it tells by its state."""

@@ -1,5 +1,7 @@
 """What operators ask: tokens for others, and to steer providers."""
 
+import asyncio
+
 from ravnest.api.limits import encode
 from ravnest.api.requests import NewToken, ProviderAction, TokenMade, TokenShown
 from ravnest.server.changes import Put, Remove
@@ -30,11 +32,23 @@ class _Operators:
         return self._service.access.shown()
 
     async def revoke(self, call: Call) -> None:
+        providers = call.request.query_params.get("providers", "stay")
+        if providers not in ("stay", "remove"):
+            raise Refusal("invalid", f"providers is {providers[:40]!r}; expected stay or remove")
         try:
             record = self._service.access.revoke(call.path("token"))
         except KeyError:
             raise Refusal("not_found", "there is no token with this id") from None
-        await self._service.core.keep([Put("token", record.id, encode(record))])
+        done = [self._service.core.keep([Put("token", record.id, encode(record))])]
+        if providers == "remove":
+            done += [
+                self._service.core.happen(
+                    ProviderSteered(provider=provider.id, action="remove", by=call.caller.name)
+                )
+                for provider in list(self._service.world.providers.values())
+                if provider.token == record.id and not provider.removed
+            ]
+        await asyncio.gather(*done)
 
     async def steer(self, call: Call) -> None:
         wanted = await call.body(ProviderAction)
@@ -67,7 +81,14 @@ def endpoints(service: Service) -> list[Endpoint]:
             "All tokens, without secrets",
             answer=list[TokenShown],
         ),
-        Endpoint("DELETE", "/api/v1/tokens/{token}", "operate", here.revoke, "Revoke a token"),
+        Endpoint(
+            "DELETE",
+            "/api/v1/tokens/{token}",
+            "operate",
+            here.revoke,
+            "Revoke a token",
+            query={"providers": "remove: also all that have enrolled with it; else they stay"},
+        ),
         Endpoint(
             "POST",
             "/api/v1/providers/{provider:number}/action",

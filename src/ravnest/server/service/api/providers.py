@@ -52,7 +52,9 @@ class _Providers:
         except TokenError as error:
             raise Refusal("unauthorized", str(error)) from None
         extra: list[Change] = []
-        if spent is not None:
+        if spent is None:
+            self._must_be_few(call.caller.token)
+        else:
             extra.append(Put("token", spent.id, encode(spent)))
         await service.core.happen(
             EnrolledNow(
@@ -61,6 +63,7 @@ class _Providers:
                 digest=digest_of(credential.secret),
                 facts=wanted.facts,
                 caps=wanted.caps,
+                token=call.caller.token,
             ),
             extra,
         )
@@ -70,6 +73,17 @@ class _Providers:
             certificate=certificate,
             authority=service.authority.pem,
         )
+
+    def _must_be_few(self, token: str) -> None:
+        """One token that went astray does not fill the pool."""
+        known = self._service.world.providers.values()
+        present = sum(not provider.removed for provider in known if provider.token == token)
+        if present >= self._service.options.most_providers_each:
+            raise Refusal(
+                "conflict",
+                f"{present} providers have enrolled with this token, and it takes no more; one "
+                "that is made for a number of them does (ravnest token make provider --uses N)",
+            )
 
     async def renew(self, call: Call) -> Renewed:
         wanted = await call.body(Renew)
