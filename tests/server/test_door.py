@@ -1,11 +1,15 @@
 """Connections that have not asked for anything: how many, whose, and who makes room for whom."""
 
 import asyncio
+import asyncio.sslproto
 import contextlib
 import errno
+import gc
 import logging
+import queue
 import socket
 import ssl
+import weakref
 
 import httpx
 import pytest
@@ -212,6 +216,25 @@ def test_what_cannot_be_taken_now_is_tried_again_and_said_once(monkeypatch, capl
     (said,) = [record for record in caplog.records if record.name == door.logger.name]
     assert "ulimit" in said.getMessage()
     assert not said.exc_info
+
+
+def test_nothing_is_kept_of_a_connection_that_does_not_finish_tls(tmp_path, monkeypatch):
+    """Its buffers are large; garbage that is in use of itself is seldom collected."""
+    gone = queue.SimpleQueue()
+
+    class Noted(asyncio.sslproto.SSLProtocol):
+        def __init__(self, *arguments, **named):
+            super().__init__(*arguments, **named)
+            weakref.finalize(self, gone.put, "gone")
+
+    monkeypatch.setattr(asyncio.sslproto, "SSLProtocol", Noted)
+    gc.disable()
+    try:
+        with running_server(tmp_path) as server:
+            socket.create_connection((HERE, server.ready.port), WAIT_S).close()
+            assert gone.get(timeout=WAIT_S) == "gone"
+    finally:
+        gc.enable()
 
 
 def test_a_door_that_closes_leaves_nobody_waiting(monkeypatch):

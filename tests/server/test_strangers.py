@@ -2,11 +2,14 @@
 
 import asyncio
 import contextlib
+import gc
 import hashlib
 import inspect
 import queue
 import socket
 import ssl
+import struct
+import weakref
 
 import httpx
 import pytest
@@ -206,9 +209,9 @@ def read_all(connection):
 
 
 @contextlib.asynccontextmanager
-async def answered_by(app):
+async def answered_by(app, **more):
     """The protocol with another application behind it."""
-    options = {"lifespan": "off", "log_config": None, "ws_per_message_deflate": False}
+    options = {"lifespan": "off", "log_config": None, "ws_per_message_deflate": False} | more
     config = uvicorn.Config(app, http=strangers.Watched, ws=Sockets, **options)
     config.load()
     state = ServerState()
@@ -428,6 +431,39 @@ def test_nobody_looks_after_a_connection_that_is_gone(monkeypatch, asked, end):
             assert watch._timer.cancelled()
 
     asyncio.run(story())
+
+
+def test_nothing_is_kept_of_a_connection_that_has_broken(monkeypatch):
+    """It would be for as long as another request may come, with all that was not sent."""
+
+    async def story():
+        gone, made = asyncio.Event(), strangers.Watched.connection_made
+
+        def connection_made(self, transport):
+            weakref.finalize(self, gone.set)
+            made(self, transport)
+
+        monkeypatch.setattr(strangers.Watched, "connection_made", connection_made)
+
+        async def good(scope, receive, send):
+            await send(BEGIN)
+            await send({"type": "http.response.body", "body": b"good"})
+
+        async with answered_by(good, timeout_keep_alive=1000) as port:
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            writer.write(ASKED)
+            await reader.readuntil(b"good\r\n0\r\n\r\n")
+            at_once = struct.pack("ii", 1, 0)
+            connection = writer.get_extra_info("socket")
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, at_once)
+            writer.transport.abort()
+            await gone.wait()
+
+    gc.disable()
+    try:
+        asyncio.run(story())
+    finally:
+        gc.enable()
 
 
 def test_the_event_loop_is_as_before_after_the_server_was_made():

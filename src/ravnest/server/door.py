@@ -147,7 +147,10 @@ class Door:
 
         try:
             await self._loop.connect_accepted_socket(made, connection, **self._tls)
-        except OSError:  # whatever it was that TLS did not like, or that did not come
+        except OSError as error:  # whatever it was that TLS did not like, or that did not come
+            # It has gone through frames that hold the error; the two, and with them the buffers of
+            # TLS, would stay until the garbage is collected.
+            error.__traceback__ = None
             heard()
 
     def _heard(self, origin: _Origin, connection: socket.socket) -> None:

@@ -52,6 +52,8 @@ class Watched(HttpToolsProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._gone()
+        # super() leaves this to its time if the connection was broken, and all that was unsent too.
+        self._unset_keepalive_if_required()
         if self._answered is not None and self._is_answering:
             # super() tells only the request that came last; this one would be answered for ever.
             self._answered.disconnected = True
