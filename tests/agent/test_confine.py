@@ -18,10 +18,10 @@ from ravnest.agent.sandbox import sandboxed
 GET_KEYRING, SESSION, USER = 0, -3, -4
 
 
-def inside(tmp_path, program):
+def inside(tmp_path, program, **limits):
     home = tmp_path / "home"
     (home / "work").mkdir(parents=True)
-    command = sandboxed([sys.executable, "-c", program], home / "work", home)
+    command = sandboxed([sys.executable, "-c", program], home / "work", home, **limits)
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     return done.stdout.splitlines()
@@ -74,10 +74,12 @@ def gone_through(steps, machine, number):
             return constant
 
 
+@pytest.mark.parametrize("pinned", [False, True])
 @pytest.mark.parametrize("machine", sorted(confine._KEY_CALLS))
-def test_calls_for_keys_are_refused_by_whichever_way_and_no_others(machine):
+def test_calls_for_keys_are_refused_by_whichever_way_and_no_others(machine, pinned):
     name, calls = confine._KEY_CALLS[machine]
-    steps = confine.key_filter(machine)
+    calls += (confine._SET_AFFINITY[machine],) if pinned else ()
+    steps = confine.call_filter(machine, pinned=pinned)
     refused = {n for n in range(600) if gone_through(steps, name, n) == confine._REFUSE}
     assert refused == set(calls)
     assert {gone_through(steps, name, n) for n in set(range(600)) - refused} == {confine._ALLOW}
@@ -90,7 +92,7 @@ def test_calls_for_keys_are_refused_by_whichever_way_and_no_others(machine):
 def test_where_keys_cannot_be_given_up_nothing_is_run(monkeypatch):
     monkeypatch.setattr(confine.platform, "machine", lambda: "abacus")
     with pytest.raises(SystemExit, match="kept from the owner's keys on abacus"):
-        confine._give_up_keys()
+        confine._give_up_calls(pinned=False)
 
 
 CALLS = """
@@ -130,11 +132,40 @@ def test_a_script_may_have_some_thousands_of_processes(tmp_path):
     assert soft == hard == (most if allowed == resource.RLIM_INFINITY else min(most, allowed))
 
 
+LIMITS = """
+import os
+print(os.getpriority(os.PRIO_PROCESS, 0), len(os.sched_getaffinity(0)))
+for wish in (lambda: os.setpriority(os.PRIO_PROCESS, 0, 0), lambda: os.sched_setaffinity(0, all_)):
+    try:
+        wish()
+        print("granted")
+    except OSError as error:
+        print(type(error).__name__, error.errno)
+"""
+
+
+@pytest.mark.needs("bwrap")
+@pytest.mark.parametrize("owner_limits", [True, False])
+def test_a_script_gives_way_and_keeps_to_its_cores_as_its_owner_wants(tmp_path, owner_limits):
+    """Only bubblewrap gave way, which does nothing, and of threads a script was merely told."""
+    cores = os.sched_getaffinity(0)
+    assert len(cores) > 1, "a machine with one core cannot tell"
+    limits = {"nice": 15, "cores": 1} if owner_limits else {}
+    found = inside(tmp_path, f"all_ = {cores}\n{LIMITS}", **limits)
+    if owner_limits:
+        denied = f"OSError {errno.ENOSYS}"
+        assert found == ["15 1", f"PermissionError {errno.EACCES}", denied]
+    else:
+        nice = os.getpriority(os.PRIO_PROCESS, 0)
+        assert found[0] == f"{nice} {len(cores)}"
+        assert found[2] == "granted"
+
+
 def test_a_command_that_is_not_there_is_named(tmp_path, monkeypatch):
-    for step in ("_limit_tasks", "_give_up_abstract_sockets", "_give_up_keys"):
-        monkeypatch.setattr(confine, step, lambda: None)
+    for step in ("_limit_tasks", "_give_up_abstract_sockets", "_give_up_calls"):
+        monkeypatch.setattr(confine, step, lambda **_: None)
     with pytest.raises(SystemExit, match="nowhere cannot be run: No such file"):
-        confine.main([str(tmp_path / "nowhere")])
+        confine.main(0, 0, [str(tmp_path / "nowhere")])
 
 
 @pytest.mark.parametrize("code", [errno.ENOSYS, errno.EOPNOTSUPP, errno.E2BIG, errno.EPERM])

@@ -212,13 +212,15 @@ def test_temporary_folders_take_a_part_of_the_memory_and_are_counted(tmp_path):
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 def test_what_its_owner_allows_is_what_a_script_gets_a_part_of(tmp_path, device):
     """On another device the limit is of that one's memory."""
-    caps = Caps(scripts="sandboxed", memory_bytes=800)
-    settings = AgentSettings(ServerAddress("host"), name="toy", home=tmp_path, caps=caps)
+    caps = Caps(scripts="sandboxed", memory_bytes=800, threads=3)
+    settings = AgentSettings(ServerAddress("host"), name="toy", home=tmp_path, caps=caps, nice=7)
     around = Surroundings(settings, None, None, device, None)
     folder = WorkFolders(tmp_path).of("a1")
     command = Errand(assignment(script=True), folder, around)._command()
     size = int(command[command.index("/tmp") - 2])
     assert (size == 100) == (device == "cpu")
+    confined = command.index(str(sandbox._CONFINE))
+    assert command[confined + 1 : confined + 3] == ["7", "3"]
     assert Errand(assignment(), folder, around)._command() is None
 
 

@@ -1,6 +1,6 @@
 """The first program in a sandbox: gives up what bubblewrap leaves to it, and becomes the command.
 
-`python -I -S confine.py COMMAND…`. Standard library only: nothing else is loaded before a command
+`python -I -S confine.py NICE CORES COMMAND…`; 0 cores are all there are. Standard library only: nothing else is loaded before a command
 that has less to spare. What is given up cannot be had back, neither by the command nor by what it
 starts.
 
@@ -16,6 +16,7 @@ import ctypes
 import errno
 import os
 import platform
+import random
 import resource
 import struct
 import sys
@@ -25,6 +26,7 @@ _KEY_CALLS = {
     "aarch64": (0xC00000B7, (217, 218, 219)),
 }
 """By machine: how the kernel names it, and the numbers of add_key, request_key and keyctl."""
+_SET_AFFINITY = {"x86_64": 203, "aarch64": 122}
 _OTHER_ABI = 0x40000000
 """Calls of x32, another way to the same ones, are numbered from here."""
 _LOAD, _EQUAL, _AT_LEAST, _RETURN = 0x20, 0x15, 0x35, 0x06
@@ -43,10 +45,11 @@ class _Program(ctypes.Structure):
     _fields_ = (("length", ctypes.c_ushort), ("steps", ctypes.c_char_p))
 
 
-def key_filter(machine: str) -> bytes:
-    """For the kernel, to be gone through at every call: those for keys do not exist, nor does any
-    of another ABI, where they have other numbers."""
-    name, calls = _KEY_CALLS[machine]
+def call_filter(machine: str, *, pinned: bool = False) -> bytes:
+    """For the kernel, to be gone through at every call: those for keys do not exist, nor the one
+    for other cores if it is `pinned`, nor any of another ABI, where they have other numbers."""
+    name, keys = _KEY_CALLS[machine]
+    calls = (*keys, _SET_AFFINITY[machine]) if pinned else keys
     refuse = 4 + len(calls)
     steps = [
         (_LOAD, 0, 0, _MACHINE_AT),
@@ -60,11 +63,11 @@ def key_filter(machine: str) -> bytes:
     return b"".join(struct.pack("HBBI", *step) for step in steps)
 
 
-def _give_up_keys() -> None:
+def _give_up_calls(*, pinned: bool) -> None:
     machine = platform.machine()
     if machine not in _KEY_CALLS:
         raise SystemExit(f"scripts cannot be kept from the owner's keys on {machine}")
-    steps = key_filter(machine)
+    steps = call_filter(machine, pinned=pinned)
     program = _Program(len(steps) // 8, steps)
     if _system.prctl(_SET_SECCOMP, _BY_FILTER, ctypes.byref(program), 0, 0) != 0:
         why = os.strerror(ctypes.get_errno())
@@ -93,10 +96,24 @@ def _limit_tasks() -> None:
         resource.setrlimit(resource.RLIMIT_NPROC, (most, most))
 
 
-def main(command: list[str]) -> None:
+def _give_way(nice: int) -> None:
+    """Bubblewrap, which the agent has asked for it, is not what computes."""
+    os.setpriority(os.PRIO_PROCESS, 0, max(nice, os.getpriority(os.PRIO_PROCESS, 0)))
+
+
+def _keep_to(cores: int) -> None:
+    """Which ones does not matter, but not the same for everybody."""
+    allowed = sorted(os.sched_getaffinity(0))
+    os.sched_setaffinity(0, random.sample(allowed, min(cores, len(allowed))))
+
+
+def main(nice: int, cores: int, command: list[str]) -> None:
+    _give_way(nice)
+    if cores:
+        _keep_to(cores)
     _limit_tasks()
     _give_up_abstract_sockets()
-    _give_up_keys()
+    _give_up_calls(pinned=cores > 0)
     try:
         os.execvp(command[0], command)
     except OSError as error:
@@ -104,4 +121,4 @@ def main(command: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    main(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3:])

@@ -226,9 +226,15 @@ class Errand:
             return self._around.worker_command(self.folder)
         if self.assignment.script is None or self._around.settings.caps.scripts != "sandboxed":
             return None
-        home = self._around.settings.home.resolve()
-        most = self._around.settings.caps.memory_bytes if self._around.device == "cpu" else None
-        return sandboxed(Worker.command_for(self.folder), self.folder.path.resolve(), home, most)
+        settings = self._around.settings
+        return sandboxed(
+            Worker.command_for(self.folder),
+            self.folder.path.resolve(),
+            settings.home.resolve(),
+            settings.caps.memory_bytes if self._around.device == "cpu" else None,
+            nice=settings.nice,
+            cores=settings.caps.threads,
+        )
 
     def _checked(self, end: WorkEnd) -> WorkEnd:
         if end.saved and not has_saved(self.folder.package):

@@ -102,11 +102,17 @@ def _is_too_old() -> bool:
 
 
 def sandboxed(
-    command: Sequence[str], folder: Path, home: Path, memory_bytes: int | None = None
+    command: Sequence[str],
+    folder: Path,
+    home: Path,
+    memory_bytes: int | None = None,
+    *,
+    nice: int = 0,
+    cores: int | None = None,
 ) -> list[str]:
     """The same command, seeing programs and libraries, and of the agent's `home`, wherever that is,
     nothing but `folder`, which alone it may write to. Its temporary folders take a part of
-    `memory_bytes`, or of what the machine has."""
+    `memory_bytes`, or of what the machine has. It computes on so many `cores` at once."""
     around = [_PROGRAM, "--die-with-parent", "--new-session", "--unshare-pid", "--unshare-ipc"]
     around += ["--unshare-cgroup-try"]
     # The first process there is the command itself: that of bubblewrap would hold open, for all to
@@ -134,7 +140,8 @@ def sandboxed(
     # Around the folders that it may write to there is memory as well, without a limit.
     for place in (str(home), "/dev", "/"):
         around += ["--remount-ro", place]
-    return [*around, "--", sys.executable, "-I", "-S", str(_CONFINE), *command]
+    confined = [sys.executable, "-I", "-S", str(_CONFINE), str(nice), str(cores or 0), *command]
+    return [*around, "--", *confined]
 
 
 def temporary_bytes(pid: int) -> int | None:
