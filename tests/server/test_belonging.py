@@ -9,8 +9,8 @@ from ravnest.api.limits import encode
 from ravnest.errors import ServerError
 from ravnest.server.belonging import belong_together, shown
 from ravnest.server.changes import Put, Remove
-from ravnest.server.folders import Folders
-from ravnest.server.state.records import Job
+from ravnest.server.folders import FUSED_RUN, Folders
+from ravnest.server.state.records import Job, Run
 from ravnest.server.store import open_store
 
 
@@ -35,8 +35,8 @@ def trained(folders, job):
     (folders.result(job) / "weights").write_bytes(b"dear")
 
 
-def record(id):
-    job = Job(id=id, name=id, owner="t", owner_name="o", submitted_at=1.0, epochs=1)
+def record(id, **more):
+    job = Job(id=id, name=id, owner="t", owner_name="o", submitted_at=1.0, epochs=1, **more)
     job.state = "stopped"
     return Put("job", id, encode(job))
 
@@ -177,3 +177,54 @@ def test_what_was_trained_for_jobs_that_are_not_in_the_records_is_set_aside(fold
     assert (folders.aside / "unfused" / "runs" / "1" / "results" / "7" / "trained.json").exists()
     assert f"what was trained for it is in {folders.aside / 'new-2'} now" in caplog.text
     assert not (folders.aside / "submitted").exists()
+
+
+def written(path, content):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(content)
+
+
+def found(folder):
+    """Files in it, by their paths, and what is in them."""
+    paths = [path for path in folder.rglob("*") if path.is_file()]
+    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in paths}
+
+
+@pytest.mark.parametrize("fused_run", [0, 1])
+def test_what_was_trained_after_the_records_is_set_aside_and_not_replaced(
+    folders, caplog, fused_run
+):
+    """The records are of a backup that knows the job, and less of it than there is."""
+    meet(folders, str(folders.database), record("j", run=fused_run, fused_run=fused_run))
+    written(folders.result("j") / "weights", b"dear")
+    written(folders.result("j") / FUSED_RUN, b"2")
+    written(folders.results("j", 2, 7) / "trained.json", b"{}")
+    written(folders.run("j", fused_run + 1) / "planjob.json", b"a plan")
+    for _ in range(2):  # once is enough
+        with running_server(folders.root):
+            pass
+    [place] = folders.aside.iterdir()
+    kept = found(place)
+    assert kept["result/weights"] == b"dear"
+    assert "runs/2/results/7/trained.json" in kept
+    assert f"is in {place} now" in caplog.text
+    assert (folders.result("j") / "weights").read_bytes() == b"dear"  # to go on from
+    if not fused_run:
+        assert (folders.run("j", 1) / "planjob.json").exists()
+
+
+@pytest.mark.parametrize("case", ["as recorded", "of an earlier release", "being fused"])
+def test_what_the_records_know_of_stays_in_its_place(folders, case):
+    job = {"run": 2, "fused_run": 1 if case == "being fused" else 2}
+    changes = [record("j", **job)]
+    if case == "being fused":
+        run = Run(job="j", number=2, state="fusing", began_at=1.0, fuses=0)
+        changes.append(Put("run", run.key, encode(run)))
+    meet(folders, str(folders.database), *changes)
+    written(folders.result("j") / "weights", b"dear")
+    if case != "of an earlier release":
+        written(folders.result("j") / FUSED_RUN, b"2")
+    written(folders.results("j", 2, 7) / "trained.json", b"{}")
+    with running_server(folders.root):
+        pass
+    assert not folders.aside.exists()

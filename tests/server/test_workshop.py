@@ -21,7 +21,7 @@ from ravnest.api.work import Assignment
 from ravnest.data.legend import read_legend
 from ravnest.plan import ProviderSpec
 from ravnest.planning.fusion import SAFETENSORS, STATE_DICT
-from ravnest.server.folders import FUSED
+from ravnest.server.folders import FUSED, FUSED_RUN
 from ravnest.server.planjob import __main__ as planjob
 from ravnest.server.planjob import tasks
 from ravnest.server.planjob.outcome import SPARE, PlanOrder
@@ -126,7 +126,7 @@ def test_fused_weights_carry_what_their_numbers_mean(made, tmp_path):
     assert outcome.error == ""
     assert read_legend(tmp_path / "result" / SAFETENSORS) == legend
     made_of = {path.name for path in (tmp_path / "result").iterdir() if path.suffix != ".sha256"}
-    assert made_of == set(FUSED.values())
+    assert made_of == {*FUSED.values(), FUSED_RUN}
 
 
 def test_a_process_leaves_the_spare_of_the_disk(made, tmp_path):
@@ -200,10 +200,11 @@ def test_fused_weights_are_on_disk_before_they_are_in_place(tmp_path, monkeypatc
     monkeypatch.setattr(Path, "rename", rename)
     paths = {name: str(tmp_path / name) for name in ("model", "results", "output")}
     (tmp_path / "fusing").mkdir()
-    fuse(PlanOrder(task="fuse", **paths), tmp_path / "fusing")
+    fuse(PlanOrder(task="fuse", run=3, **paths), tmp_path / "fusing")
     result = tmp_path / "output"
-    assert set(said[:4]) == {path.stat().st_ino for path in result.iterdir()}
-    assert said[4:] == [result.stat().st_ino, f"to {result}", tmp_path.stat().st_ino]
+    assert (result / FUSED_RUN).read_text() == "3"
+    assert set(said[:5]) == {path.stat().st_ino for path in result.iterdir()}
+    assert said[5:] == [result.stat().st_ino, f"to {result}", tmp_path.stat().st_ino]
 
 
 def test_a_pool_that_is_too_small_is_told_as_such(made, tmp_path):

@@ -9,7 +9,7 @@ jobs/<id>/model/…                  the model as it was handed in
 jobs/<id>/runs/<n>/                a plan, its packages, the parts of the providers
 jobs/<id>/runs/<n>/results/<id>/   what a provider has brought back
 jobs/<id>/result/                  the fused weights
-set-aside/<id>/                    what was brought back for jobs that are not in the records
+set-aside/<id>/                    what was brought back, and is not in the records
 """
 
 import contextlib
@@ -21,9 +21,12 @@ from collections.abc import Set
 from pathlib import Path
 
 from ravnest.errors import ServerError
+from ravnest.whole import write_whole
 
 FUSED = {"safetensors": "trained_state_dict.safetensors", "pt": "trained_state_dict.pt"}
 """The fused weights by their formats, as fusion calls them: that is a room with torch in it."""
+FUSED_RUN = "run"
+"""Beside them: the number of the run that they are of."""
 
 
 class Folders:
@@ -93,13 +96,50 @@ class Folders:
 
     def set_aside(self, job: str) -> Path:
         """Out of the way, and never removed by the server; where it is now."""
+        target = self._place_aside(job)
+        self.job(job).rename(target)
+        return target
+
+    def _place_aside(self, job: str) -> Path:
         self.aside.mkdir(exist_ok=True)
         target, number = self.aside / job, 1
         while target.exists():
             number += 1
             target = self.aside / f"{job}-{number}"
-        self.job(job).rename(target)
         return target
+
+    def set_newer_aside(self, job: str, run: int, fused_run: int) -> Path | None:
+        """What was trained after these runs, which are the last ones that the records know of,
+        before others take its place; where it is now. Fused weights are in their own place too:
+        those that the records know of are not there any more."""
+        newer = [
+            folder
+            for folder in (self.job(job) / "runs").glob("*")
+            if folder.name.isdigit() and int(folder.name) > run and any(folder.glob("results/*/*"))
+        ]
+        is_fused = self._fused_run(job, fused_run) > fused_run
+        if not newer and not is_fused:
+            return None
+        target = self._place_aside(job)
+        (target / "runs").mkdir(parents=True)
+        if is_fused:
+            result = self.result(job)
+            shutil.copytree(result, target / "result", copy_function=link_or_copy)
+            # From here on they are taken for what the records say, and not set aside again.
+            write_whole(result / FUSED_RUN, str(fused_run).encode())
+        for folder in newer:
+            folder.rename(target / "runs" / folder.name)
+        return target
+
+    def _fused_run(self, job: str, known: int) -> int:
+        """Of the weights that are there. Earlier releases did not note it: those are the ones that
+        the records know of, if they know of any."""
+        if not any(self.result(job).glob("*")):
+            return 0
+        try:
+            return int((self.result(job) / FUSED_RUN).read_text())
+        except (FileNotFoundError, ValueError):
+            return max(known, 1)
 
     def remove_runs_before(self, job: str, run: int) -> None:
         """Their plans and what was brought back for them; `run` holds everything that is needed."""
@@ -129,3 +169,12 @@ class Folders:
     def fresh(self) -> Path:
         """A name for a file that is being received."""
         return self.incoming / secrets.token_hex(8)
+
+
+def link_or_copy(source: str | Path, target: str | Path) -> None:
+    """The same file by another name, in place of what has that name."""
+    Path(target).unlink(missing_ok=True)
+    try:
+        os.link(source, target)
+    except OSError:  # another file system, or one without links
+        shutil.copyfile(source, target)

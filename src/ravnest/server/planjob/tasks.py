@@ -19,6 +19,7 @@ from ravnest.planning.planned import PlanRequest, plan_only, write_planned
 from ravnest.planning.report import render_report
 from ravnest.recipes.optimizers import optimizer_memory
 from ravnest.rundir import RunDir
+from ravnest.server.folders import FUSED_RUN, link_or_copy
 from ravnest.server.planjob.assigning import write_assignments
 from ravnest.server.planjob.fitting import check_inputs, check_losses
 from ravnest.server.planjob.outcome import ORDER, PARTS, SPARE, PlanOrder, PlanOutcome
@@ -159,7 +160,7 @@ def fuse(order: PlanOrder, folder: Path) -> PlanOutcome:
     for results in sorted(Path(order.results).iterdir()):
         for package in run.root.glob(f"cluster_*/{provider_name(int(results.name))}:1"):
             for file in results.iterdir():
-                _link(file, package / file.name)
+                link_or_copy(file, package / file.name)
     output, fresh = Path(order.output), folder / "result"
     shutil.rmtree(fresh, ignore_errors=True)
     legend = as_metadata(_legend(run.root.parent / ORDER))
@@ -170,6 +171,7 @@ def fuse(order: PlanOrder, folder: Path) -> PlanOutcome:
         )
         for name in (SAFETENSORS, STATE_DICT):
             (fresh / f"{name}.sha256").write_text(sha256_of(fresh / name))
+        (fresh / FUSED_RUN).write_text(str(order.run))
     except BaseException:
         shutil.rmtree(fresh, ignore_errors=True)
         raise
@@ -193,11 +195,3 @@ def _legend(planned: Path) -> Legend | None:
     except (OSError, *NOT_UNDERSTOOD):
         return None  # weights are worth more than their legend
     return None if spec is None else spec.legend
-
-
-def _link(source: Path, target: Path) -> None:
-    target.unlink(missing_ok=True)
-    try:
-        os.link(source, target)
-    except OSError:  # a file system without links
-        shutil.copyfile(source, target)

@@ -37,6 +37,7 @@ from ravnest.server.service.stream import Sight, Stream
 from ravnest.server.service.views import event_view, job_view, provider_view, run_view
 from ravnest.server.service.work import WorkLimits, Workshop
 from ravnest.server.state.events import Started
+from ravnest.server.state.records import Job
 from ravnest.server.state.world import Settings, World
 from ravnest.server.store import Store
 
@@ -159,8 +160,8 @@ class Service:
     def _tidy(self) -> None:
         """What a server before this one has left behind."""
         for folder in self.folders.jobs.iterdir():
-            if folder.name in self.world.jobs:
-                self.folders.remove_runs_before(folder.name, self.world.jobs[folder.name].fused_run)
+            if (job := self.world.jobs.get(folder.name)) is not None:
+                self._tidy_job(job)
             elif self.folders.holds_results(folder.name):
                 # That nobody knows of it is no reason to lose what was trained.
                 place = self.folders.set_aside(folder.name)
@@ -173,9 +174,23 @@ class Service:
         self.files.begin()
         note_hashes(self.core.store, self.world.jobs)
 
+    def _tidy_job(self, job: Job) -> None:
+        run, fused_run = self.world.runs.get(job.id), job.fused_run
+        if run is not None and run.state == "fusing":
+            fused_run = run.number  # it was being put in its place, and is made again
+        place = self.folders.set_newer_aside(job.id, job.run, fused_run)
+        if place is not None:
+            logger.warning(
+                "job %s was trained further than the records know, which are older (a backup?); "
+                "what they do not know of is in %s now",
+                *(job.id, place),
+            )
+        self.folders.remove_runs_before(job.id, job.fused_run)
+
     def begin_to_close(self) -> None:
         """Let go of everybody; requests that are being answered may end."""
         self._forgetting.close()
+        self.core.store.hurry()
         self.intake.close()
         self.core.close()
         self.stream.close()
