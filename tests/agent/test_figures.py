@@ -6,6 +6,7 @@ import itertools
 import shutil
 import subprocess
 import sys
+import threading
 import types
 
 import msgspec
@@ -153,6 +154,39 @@ def test_a_bucket_does_not_save_up_for_ever():
     bucket = Bucket(8.0, clock=lambda: now[0])
     now[0] = 1000.0
     assert bucket.take(1_000_000) == pytest.approx(0.75)
+
+
+class Counting(Bucket):
+    """Lets everything through at once."""
+
+    def __init__(self):
+        self.taken = []
+
+    def take(self, size):
+        self.taken.append(size)
+        return 0.0
+
+
+def test_a_line_is_measured_within_what_its_owner_allows():
+    """It was measured as it is, whatever --bandwidth said."""
+    sent, received = [], []
+
+    class Client:
+        closed = threading.Event()
+
+        @contextlib.contextmanager
+        def open(self, method, path, *, query=None, content=(), headers=None):
+            sent.extend(map(len, content))
+            received.append(0 if query is None else query["bytes"])
+            pieces = [bytes(received[-1] // 2), bytes(received[-1] - received[-1] // 2)]
+            yield types.SimpleNamespace(iter_raw=lambda: pieces)
+
+    up, down = Counting(), Counting()
+    measure_link(Client(), up=up, down=down, clock=itertools.count(0, 0.1).__next__)
+    assert up.taken == sent
+    assert sum(down.taken) == sum(received)
+    assert sum(sent) > 1 << 20
+    assert sum(received) > 1 << 20
 
 
 @pytest.mark.parametrize("piece", [b"z" * 1000, b""], ids=["too much", "too slowly"])

@@ -101,6 +101,7 @@ def test_every_option_arrives(joined, tmp_path):
         ["host", "--hours", "25:00-07:00"],
         ["host", "--memory", "0.1"],
         ["host", "--threads", "0"],
+        ["host", "--bandwidth", "0.03"],
         ["host", "--device", "tpu"],
         ["host", "--allow-scripts", "maybe"],
     ],

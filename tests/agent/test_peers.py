@@ -10,6 +10,7 @@ import pytest
 from ravnest.agent import peers
 from ravnest.agent.addresses import advertised, join_host_port, split_host_port
 from ravnest.agent.identity import Identity
+from ravnest.agent.pacing import Bucket
 from ravnest.agent.peers import PeerListener, client_context, find, probe
 from ravnest.api.control import PeerAddress
 from ravnest.client.address import ServerAddress
@@ -45,11 +46,11 @@ def authority(tmp_path):
     return open_authority(tmp_path / "authority", NOW)
 
 
-def listening(one, talk):
+def listening(one, talk, down=None):
     """Runs `talk` with the address of a listener of that identity."""
 
     async def inside():
-        listener = PeerListener(one, "127.0.0.1", 0)
+        listener = PeerListener(one, "127.0.0.1", 0, down)
         await listener.open()
         try:
             return await talk(listener)
@@ -141,12 +142,12 @@ def test_everybody_measures_everybody_one_at_a_time(tmp_path, authority, monkeyp
     ours = [identity(tmp_path / str(n), authority, n) for n in range(1, 9)]
     receiving, most, count = {}, [], peers._count
 
-    async def counted(reader, writer):
+    async def counted(reader, writer, down):
         port = writer.get_extra_info("sockname")[1]
         receiving[port] = receiving.get(port, 0) + 1
         most.append(receiving[port])
         try:
-            await count(reader, writer)
+            await count(reader, writer, down)
         finally:
             receiving[port] -= 1
 
@@ -223,9 +224,9 @@ def test_a_provider_that_is_always_busy_is_given_up_at_all_addresses_together(
     monkeypatch.setattr(peers, "_BUSY_S", 0.5)
     tried, try_again = [], peers._try_again
 
-    async def noting(identity, provider, address, *, measure):
+    async def noting(identity, provider, address, *, measure, up):
         tried.append(address)
-        return await try_again(identity, provider, address, measure=measure)
+        return await try_again(identity, provider, address, measure=measure, up=up)
 
     async def talk(listener):
         monkeypatch.setattr(peers, "_try_again", noting)
@@ -255,6 +256,29 @@ def test_who_is_busy_is_asked_less_and_less_often(monkeypatch):
     assert pauses == sorted(pauses)
     assert pauses[0] == 0.2
     assert pauses[-1] == 5.0
+
+
+def test_neighbours_are_measured_within_what_either_owner_allows(tmp_path, authority):
+    """They were measured as the line is, whatever --bandwidth said."""
+    one, two = (identity(tmp_path / str(n), authority, n) for n in (1, 2))
+    taken = {"up": 0, "down": 0}
+
+    class Counting(Bucket):
+        def __init__(self, way):
+            self.way = way
+
+        def take(self, size):
+            taken[self.way] += size
+            return 0.0
+
+    async def talk(listener):
+        address = f"127.0.0.1:{listener.port}"
+        await find(two, 1, (address,), measure=False, up=Counting("up"))
+        assert taken == {"up": 0, "down": 0}
+        return await find(two, 1, (address,), measure=True, up=Counting("up"))
+
+    assert listening(one, talk, Counting("down")).mbps > 0
+    assert taken["up"] == taken["down"] >= 64 << 10
 
 
 def test_the_port_is_free_between_close_and_open(tmp_path, authority):

@@ -29,7 +29,7 @@ from ravnest.agent.machine import (
     threads_of,
 )
 from ravnest.agent.measuring import Measuring
-from ravnest.agent.pacing import bucket_of
+from ravnest.agent.pacing import Bucket, bucket_of
 from ravnest.agent.peers import PeerListener
 from ravnest.agent.settings import AgentSettings
 from ravnest.agent.workload import Speed
@@ -147,10 +147,11 @@ async def _run(
     pauses: Pauses | None,
     on_agent: Callable[[Agent], None],
 ) -> tuple[Agent, int | None]:
-    listener, addresses = await _listen(settings, identity)
+    caps = settings.caps
+    up, down = bucket_of(caps.bandwidth_mbps), bucket_of(caps.bandwidth_mbps)
+    listener, addresses = await _listen(settings, identity, down)
     if addresses:
         show("listening", f"other providers may reach this one at {', '.join(addresses)}")
-    caps = settings.caps
     with identity.client(settings.address) as client:
         around = Surroundings(
             settings,
@@ -158,8 +159,8 @@ async def _run(
             client,
             speed.device,
             listener,
-            up=bucket_of(caps.bandwidth_mbps),
-            down=bucket_of(caps.bandwidth_mbps),
+            up=up,
+            down=down,
             worker_command=worker_command,
         )
         agent = Agent(around, facts_of(speed), Measuring(speed, caps, addresses), show, pauses)
@@ -170,19 +171,19 @@ async def _run(
 
 
 async def _listen(
-    settings: AgentSettings, identity: Identity
+    settings: AgentSettings, identity: Identity, down: Bucket | None
 ) -> tuple[PeerListener | None, tuple[str, ...]]:
     if settings.listen is None:
         return None, ()
     host, port = split_host_port(settings.listen, "--listen")
     # The same as last time, if it is free: others know it there.
-    listener = PeerListener(identity, host, port or identity.port or 0)
+    listener = PeerListener(identity, host, port or identity.port or 0, down)
     try:
         await listener.open()
     except OSError as error:
         if port:
             raise ServerError(f"--listen {settings.listen}: {error.strerror or error}") from error
-        listener = PeerListener(identity, host, 0)
+        listener = PeerListener(identity, host, 0, down)
         await listener.open()
     # Worth nothing but time: a disk that is full is emptied once the agent runs.
     with contextlib.suppress(OSError):

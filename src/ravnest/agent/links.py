@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
+from ravnest.agent.pacing import Bucket
 from ravnest.client.answers import AnswerError
 from ravnest.client.http import HttpClient
 from ravnest.errors import ServerError
@@ -30,20 +31,25 @@ class LinkFigures:
 
 
 def measure_link(
-    client: HttpClient, *, clock: Callable[[], float] = time.perf_counter
+    client: HttpClient,
+    *,
+    up: Bucket | None = None,
+    down: Bucket | None = None,
+    clock: Callable[[], float] = time.perf_counter,
 ) -> LinkFigures:
     """Takes a few seconds at most. A direction the server does not let us measure further has the
-    figure that was found so far."""
-    latency_s = min(_timed(clock, lambda: _down(client, 1)) for _ in range(_PINGS))
+    figure that was found so far. What the owner does not allow is not measured."""
+    latency_s = min(_timed(clock, lambda: _down(client, 1, down)) for _ in range(_PINGS))
 
-    def speed(transfer: Callable[[HttpClient, int], None]) -> float:
+    def speed(
+        transfer: Callable[[HttpClient, int, Bucket | None], None], bucket: Bucket | None
+    ) -> float:
         return settled_mbps(
-            lambda size: _timed(clock, lambda: transfer(client, size)), latency_s=latency_s
+            lambda size: _timed(clock, lambda: transfer(client, size, bucket)), latency_s=latency_s
         )
 
-    down = speed(_down)
-    up = speed(_up)
-    return LinkFigures(up, down, latency_s * 1e3)
+    found = speed(_down, down)
+    return LinkFigures(speed(_up, up), found, latency_s * 1e3)
 
 
 def settled_mbps(seconds_for: Callable[[int], float], *, latency_s: float = 0.0) -> float:
@@ -71,19 +77,23 @@ def _timed(clock: Callable[[], float], act: Callable[[], None]) -> float:
     return clock() - began
 
 
-def _down(client: HttpClient, size: int) -> None:
+def _down(client: HttpClient, size: int, bucket: Bucket | None) -> None:
     ends_at = time.monotonic() + _LONGEST_S
     with client.open("GET", "/probe/down", query={"bytes": size}) as answer:
         for piece in answer.iter_raw():
             size -= len(piece)
             if size < 0 or time.monotonic() > ends_at:
                 raise ServerError("/probe/down does not end where it should")
+            if bucket is not None:
+                client.closed.wait(bucket.take(len(piece)))
 
 
-def _up(client: HttpClient, size: int) -> None:
+def _up(client: HttpClient, size: int, bucket: Bucket | None) -> None:
     def pieces() -> Iterator[bytes]:
         left = size
         while left > 0:
+            if bucket is not None:
+                client.closed.wait(bucket.take(min(left, len(_PIECE))))
             yield _PIECE[:left]
             left -= len(_PIECE)
 

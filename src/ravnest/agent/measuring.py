@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from ravnest.agent.identity import Identity
 from ravnest.agent.links import LinkFigures, measure_link
 from ravnest.agent.machine import memory_for_training
+from ravnest.agent.pacing import Bucket
 from ravnest.agent.peers import probe
 from ravnest.agent.workload import Speed
 from ravnest.api.control import PeerAddress
@@ -25,15 +26,19 @@ class Measuring:
         self._alone = asyncio.Lock()
         """Two measurements at once would each find half of the line."""
 
-    async def measure_link(self, client: HttpClient) -> Figures:
+    async def measure_link(
+        self, client: HttpClient, *, up: Bucket | None = None, down: Bucket | None = None
+    ) -> Figures:
         async with self._alone:
             if self._link is None:
-                self._link = await asyncio.to_thread(measure_link, client)
+                self._link = await asyncio.to_thread(measure_link, client, up=up, down=down)
         return self.figures()
 
-    async def probe(self, identity: Identity, peers: Sequence[PeerAddress]) -> Figures | None:
+    async def probe(
+        self, identity: Identity, peers: Sequence[PeerAddress], up: Bucket | None = None
+    ) -> Figures | None:
         """None if the line to the server has not been measured: one thing after another."""
-        for figure in await probe(identity, peers, self._alone):
+        for figure in await probe(identity, peers, self._alone, up):
             self._peers.pop(figure.provider, None)
             self._peers[figure.provider] = figure
         while len(self._peers) > _MOST_PEERS:

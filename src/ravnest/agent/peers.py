@@ -19,6 +19,7 @@ from dataclasses import dataclass
 
 from ravnest.agent.doorstep import Doorstep
 from ravnest.agent.identity import Identity
+from ravnest.agent.pacing import Bucket
 from ravnest.api.control import PeerAddress
 from ravnest.api.machine import PeerFigure, provider_name
 
@@ -65,8 +66,11 @@ def _filled(context: ssl.SSLContext, identity: Identity) -> ssl.SSLContext:
 class PeerListener:
     """Answers probes between `open` and `close`; the port can be taken up again afterwards."""
 
-    def __init__(self, identity: Identity, host: str, port: int) -> None:
+    def __init__(
+        self, identity: Identity, host: str, port: int, down: Bucket | None = None
+    ) -> None:
         self._context = server_context(identity)
+        self._down = down
         self.host = host
         self.port = port
         """0 until it has been opened, if any free one will do."""
@@ -117,7 +121,7 @@ class PeerListener:
             await self._turn.acquire()
         try:
             async with asyncio.timeout(_CONVERSATION_S):
-                await _count(reader, writer)
+                await _count(reader, writer, self._down)
         finally:
             self._turn.release()
 
@@ -147,8 +151,10 @@ async def _echo(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> b
         await writer.drain()
 
 
-async def _count(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    """Its turn: as many bytes as anybody may send."""
+async def _count(
+    reader: asyncio.StreamReader, writer: asyncio.StreamWriter, down: Bucket | None
+) -> None:
+    """Its turn: as many bytes as anybody may send, no faster than they may come."""
     left = _MOST_BYTES
     writer.write(_FRAME.pack(_TURN, 0))
     while True:
@@ -161,6 +167,8 @@ async def _count(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> 
             if not piece:
                 return
             size -= len(piece)
+            if down is not None:
+                await asyncio.sleep(down.take(len(piece)))
         writer.write(_FRAME.pack(_DONE, 0))
         await writer.drain()
 
@@ -179,7 +187,12 @@ class _BusyError(Exception):
 
 
 async def find(
-    identity: Identity, provider: int, addresses: Sequence[str], *, measure: bool
+    identity: Identity,
+    provider: int,
+    addresses: Sequence[str],
+    *,
+    measure: bool,
+    up: Bucket | None = None,
 ) -> Found | None:
     """The first of the addresses at which that provider answers, or None. However many it claims to
     have, and whatever it says there: others wait for this to end."""
@@ -189,12 +202,12 @@ async def find(
                 # Any error: an address is what a stranger calls one, and libraries differ in what
                 # they raise for a port of 99999 or a name that is none.
                 with contextlib.suppress(Exception):
-                    return await _try_again(identity, provider, address, measure=measure)
+                    return await _try_again(identity, provider, address, measure=measure, up=up)
     return None
 
 
 async def probe(
-    identity: Identity, peers: Sequence[PeerAddress], alone: asyncio.Lock
+    identity: Identity, peers: Sequence[PeerAddress], alone: asyncio.Lock, up: Bucket | None = None
 ) -> tuple[PeerFigure, ...]:
     """Links to these. Speed 0: it cannot be reached directly. One that was found and could not be
     measured is left out: nothing is known about it. `alone` is held by whoever measures."""
@@ -206,7 +219,7 @@ async def probe(
         if found is None:
             return PeerFigure(provider=peer.provider)
         async with alone:
-            found = await find(identity, peer.provider, (found.address,), measure=True)
+            found = await find(identity, peer.provider, (found.address,), measure=True, up=up)
         if found is None:
             return None
         return PeerFigure(provider=peer.provider, mbps=found.mbps, latency_ms=found.latency_ms)
@@ -217,18 +230,22 @@ async def probe(
     return tuple(figure for figure in figures if figure is not None)
 
 
-async def _try_again(identity: Identity, provider: int, address: str, *, measure: bool) -> Found:
+async def _try_again(
+    identity: Identity, provider: int, address: str, *, measure: bool, up: Bucket | None = None
+) -> Found:
     """As long as it is busy and the deadline around this has not passed."""
     delay = _BUSY_DELAY_S
     while True:
         try:
-            return await _try(identity, provider, address, measure=measure)
+            return await _try(identity, provider, address, measure=measure, up=up)
         except _BusyError:
             await asyncio.sleep(delay * random.uniform(0.5, 1.5))
             delay = min(1.5 * delay, _LONGEST_BUSY_DELAY_S)
 
 
-async def _try(identity: Identity, provider: int, address: str, *, measure: bool) -> Found:
+async def _try(
+    identity: Identity, provider: int, address: str, *, measure: bool, up: Bucket | None
+) -> Found:
     host, _, port = address.rpartition(":")
     async with asyncio.timeout(_CONNECT_S):
         reader, writer = await asyncio.open_connection(
@@ -246,7 +263,7 @@ async def _try(identity: Identity, provider: int, address: str, *, measure: bool
         async with asyncio.timeout(_TURN_S):
             await _ask(reader, writer, _TURN, 0)
         async with asyncio.timeout(_CONVERSATION_S):
-            return Found(address, await _speed(reader, writer, latency_s), latency_s * 1e3)
+            return Found(address, await _speed(reader, writer, latency_s, up), latency_s * 1e3)
     finally:
         writer.transport.abort()
 
@@ -269,14 +286,20 @@ async def _ping(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, numb
 
 
 async def _speed(
-    reader: asyncio.StreamReader, writer: asyncio.StreamWriter, latency_s: float
+    reader: asyncio.StreamReader,
+    writer: asyncio.StreamWriter,
+    latency_s: float,
+    up: Bucket | None,
 ) -> float:
     mbps = 0.0
     for size in _BULKS:
         began = time.perf_counter()
         writer.write(_FRAME.pack(_BULK, size))
         for start in range(0, size, _PIECE):
-            writer.write(_RANDOM[: size - start])
+            piece = _RANDOM[: size - start]
+            if up is not None:
+                await asyncio.sleep(up.take(len(piece)))
+            writer.write(piece)
             await writer.drain()
         if _FRAME.unpack(await reader.readexactly(_FRAME.size)) != (_DONE, 0):
             raise ValueError("not an answer to a probe")

@@ -50,7 +50,10 @@ class Upkeep:
     async def measure(self) -> Figures | None:
         """None if the server cannot be measured with now."""
         try:
-            figures = await self._measuring.measure_link(self._around.client)
+            around = self._around
+            figures = await self._measuring.measure_link(
+                around.client, up=around.up, down=around.down
+            )
         except Exception as error:  # whatever it answers
             self._show("measuring", f"the line to the server cannot be measured now: {error}")
             return None
@@ -62,4 +65,4 @@ class Upkeep:
         return figures
 
     async def probe(self, peers: tuple[PeerAddress, ...]) -> Figures | None:
-        return await self._measuring.probe(self._around.identity, peers)
+        return await self._measuring.probe(self._around.identity, peers, self._around.up)

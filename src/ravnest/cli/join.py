@@ -55,10 +55,11 @@ def _device(ctx: click.Context, param: click.Parameter, value: str | None) -> st
 )
 @click.option(
     "--bandwidth",
-    type=NumberRange(min=0, min_open=True),
+    # With less, a pause between two pieces of a file would be taken for a line that is dead.
+    type=NumberRange(min=0.1),
     metavar="MBPS",
     show_default="no limit",
-    help="At most so many Mbit/s, in each direction.",
+    help="At most so many Mbit/s, in each direction; 0.1 at least.",
 )
 @click.option(
     "--hours", callback=_hours, metavar="HH:MM-HH:MM", help="Only then, for example 22:00-07:00."
