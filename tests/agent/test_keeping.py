@@ -55,6 +55,42 @@ def test_the_next_run_of_a_job_downloads_only_what_is_new(tmp_path):
     run(test, tmp_path)
 
 
+def test_what_a_script_has_put_into_its_files_does_not_stay(tmp_path):
+    """Hundreds of megabytes were kept for a day, and kept the next run of the job away."""
+
+    async def test(server):
+        home, given = tmp_path / "home", files(server)
+        kept = home / "files" / "j1"
+        async with Running(server, home) as running:
+            await train(server, assignment("a7", files=given, job_name="patience"))
+            with (home / "work/a7/data/train/0.bin").open("ab") as rows:
+                rows.write(b"more")
+            assert (kept / given[2].sha256).stat().st_size == given[2].size + 4
+            await server.say(7, Steer(assignment="a7", action="drop"))
+            await beat_of(server, "idle")
+            running.agent.leave()
+            await running.task
+        assert {path.name: path.stat().st_size for path in kept.iterdir()} == {
+            file.sha256: file.size for file in given[:2]
+        }
+
+    run(test, tmp_path)
+
+
+@pytest.mark.parametrize("when", ["leave", "expect"])
+def test_kept_files_of_another_size_go(tmp_path, when):
+    kept, source = KeptFiles(tmp_path), tmp_path / "source"
+    refs = [FileRef(path=f"data/train/{n}", sha256=str(n) * 64, size=3) for n in range(3)]
+    for ref in refs:
+        source.write_bytes(b"abc")
+        kept.keep("j1", ref, source)
+        source.unlink()
+    (kept.root / "j1" / refs[1].sha256).write_bytes(b"abcd")
+    getattr(kept, when)("j1", refs)
+    assert [kept.has("j1", ref) for ref in refs] == [True, False, True]
+    assert len(list((kept.root / "j1").iterdir())) == 2
+
+
 def test_files_of_other_jobs_make_room(tmp_path, monkeypatch):
     async def test(server):
         home = tmp_path / "home"

@@ -1,8 +1,8 @@
 """The first program in a sandbox: gives up what bubblewrap leaves to it, and becomes the command.
 
-`python -I -S confine.py NICE CORES COMMAND…`; 0 cores are all there are. Standard library only: nothing else is loaded before a command
-that has less to spare. What is given up cannot be had back, neither by the command nor by what it
-starts.
+`python -I -S confine.py NICE CORES COMMAND…`; 0 cores are all there are. Standard library only:
+nothing else is loaded before a command that has less to spare. What is given up cannot be had back,
+neither by the command nor by what it starts.
 
 Keys that the kernel keeps for the owner are out of reach only if the calls for keys are: a session
 keyring of its own does not help, for whoever has the owner's number may link the owner's other

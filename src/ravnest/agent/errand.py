@@ -289,7 +289,10 @@ class Errand:
         """Those kept for another run: at once if there will be none, else after a day. Not for the
         event loop's thread."""
         kept = KeptFiles(self._around.settings.home)
-        (kept.drop if self.is_finished else kept.leave)(self.assignment.job)
+        if self.is_finished:
+            kept.drop(self.assignment.job)
+        else:
+            kept.leave(self.assignment.job, self.assignment.files)
 
 
 def _free_port() -> int:

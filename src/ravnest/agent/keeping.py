@@ -35,14 +35,18 @@ class KeptFiles:
     def expect(self, job: str, files: Iterable[FileRef]) -> None:
         """A run of that job begins with these; what cannot be of use any more goes."""
         folder = self.root / job
-        wanted = {file.sha256 for file in files}
         with contextlib.suppress(OSError):
             folder.mkdir(parents=True, exist_ok=True, mode=0o700)
             os.utime(folder)
-            for path in folder.iterdir():
-                if path.name not in wanted:
-                    path.unlink()
+            self._keep_only(files, folder)
         self.prune(but=job)
+
+    def _keep_only(self, files: Iterable[FileRef], folder: Path) -> None:
+        """A script may have made them larger, as far as the disk went."""
+        sizes = {file.sha256: file.size for file in files}
+        for path in folder.iterdir():
+            if path.lstat().st_size != sizes.get(path.name):
+                path.unlink()
 
     def prune(self, but: str | None = None) -> None:
         """Too old, or too many, not counting the job that is at work."""
@@ -52,10 +56,12 @@ class KeptFiles:
             if place >= room or at < too_old:
                 self._remove(other)
 
-    def leave(self, job: str) -> None:
-        """A run of that job has ended, and there may be another: the day begins now."""
+    def leave(self, job: str, files: Iterable[FileRef]) -> None:
+        """A run of that job with these has ended, and there may be another: the day begins now."""
+        folder = self.root / job
         with contextlib.suppress(OSError):
-            os.utime(self.root / job)
+            self._keep_only(files, folder)
+            os.utime(folder)
 
     def has(self, job: str, file: FileRef) -> bool:
         """As far as its size tells."""
