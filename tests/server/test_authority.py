@@ -103,6 +103,24 @@ def test_the_server_certificate_is_kept_while_it_suits_and_replaced_when_not(tmp
     assert content(["c.lan"]) != second
 
 
+def test_a_certificate_that_was_made_while_the_clock_was_ahead_is_replaced(tmp_path):
+    authority = open_authority(tmp_path, NOW)
+    ahead = server_certificate(authority, tmp_path, ["a"], NOW + datetime.timedelta(days=400))
+    written = ahead[0].read_bytes()
+    assert server_certificate(authority, tmp_path, ["a"], NOW)[0].read_bytes() != written
+
+
+def test_an_authority_that_is_not_good_yet_says_so_and_keeps_its_certificates(tmp_path, caplog):
+    """It may have been made while the clock was ahead, or the clock is slow now."""
+    later = NOW + datetime.timedelta(days=400)
+    authority = open_authority(tmp_path, later)
+    written = server_certificate(authority, tmp_path, ["a"], later)[0].read_bytes()
+    assert not caplog.records
+    assert open_authority(tmp_path, NOW).pem == authority.pem
+    assert "set the clock" in caplog.text
+    assert server_certificate(authority, tmp_path, ["a"], NOW)[0].read_bytes() == written
+
+
 def test_a_certificate_of_another_authority_is_replaced(tmp_path):
     other = open_authority(tmp_path / "other", NOW)
     authority = open_authority(tmp_path, NOW)

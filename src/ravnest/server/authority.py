@@ -96,6 +96,14 @@ def open_authority(folder: Path, now: datetime.datetime) -> Authority:
                 f"the authority in {folder} has expired; move that folder away and start again, "
                 "then every provider has to join anew"
             )
+        if certificate.not_valid_before_utc > now:
+            logger.warning(
+                "the authority in %s is good from %s on, and by this machine's clock it is %s: set "
+                "the clock. If it is right, it was ahead when the authority was made, and nobody "
+                "will trust it before then; move that folder away and start again, then every "
+                "provider has to join anew",
+                *(folder, f"{certificate.not_valid_before_utc:%F %R}", f"{now:%F %R}"),
+            )
         return Authority(certificate, key)
     if certificate_file.exists():
         raise ServerError(
@@ -154,6 +162,9 @@ def _unfit(
         return f"the old one cannot be used ({error})"
     if certificate.not_valid_after_utc - now < datetime.timedelta(days=_RENEW_DAYS):
         return "the old one ends soon"
+    # If the authority is not good yet either, it is rather this clock that is slow.
+    if certificate.not_valid_before_utc > now >= authority.certificate.not_valid_before_utc:
+        return "the old one was made while the clock was ahead, and is not good yet"
     held = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
     missing = [text for text in wanted if general_name(text) not in set(held)]
     return f"the old one lacks {', '.join(missing)}" if missing else ""
