@@ -124,6 +124,16 @@ def test_a_first_start_that_was_cut_off_is_made_again(folders, store_url):
     meet(folders, store_url)
 
 
+@pytest.mark.parametrize("name", [".", "jobs"])
+def test_a_folder_that_is_a_link_to_nowhere_is_named(tmp_path, name):
+    """A disk that is not mounted, for example."""
+    link = (tmp_path / "data" / name).resolve()
+    link.parent.mkdir(exist_ok=True)
+    link.symlink_to(tmp_path / "disk")
+    with pytest.raises(ServerError, match=rf"{link} is a link to .*disk, which is not there"):
+        Folders(tmp_path / "data").make()
+
+
 def test_a_damaged_identity_is_named(folders, store_url):
     folders.identity.write_bytes(b"\xff")
     with pytest.raises(ServerError, match=r"identity\.json.*remove it"):

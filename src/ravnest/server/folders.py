@@ -46,6 +46,11 @@ class Folders:
 
     def make(self) -> None:
         for folder in (self.root, self.authority, self.blobs, self.jobs, self.incoming):
+            if folder.is_symlink() and not folder.exists():
+                raise ServerError(
+                    f"{folder} is a link to {folder.readlink()}, which is not there; mount it or "
+                    "put it back, or give another folder (--data DIR)"
+                )
             folder.mkdir(parents=True, exist_ok=True)
         self.root.chmod(0o700)
 
