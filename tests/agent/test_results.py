@@ -7,11 +7,12 @@ import threading
 
 import pytest
 from made import assignment, end
-from running import Running, assign, beat_of, run, task, train, work
+from running import Running, assign, beat_of, files, run, task, train, work
 from toyserver import WAIT_S, ToyServer
 
 from ravnest.agent import fetching
 from ravnest.agent import folders as folders_module
+from ravnest.agent.clearing import Clearing
 from ravnest.agent.folders import RESTARTED, WorkFolders
 from ravnest.agent.identity import Identity
 from ravnest.agent.results import Results
@@ -20,6 +21,7 @@ from ravnest.api.control import (
     Begin,
     Ended,
     Hello,
+    Measured,
     Prepared,
     Settled,
     Steer,
@@ -255,6 +257,36 @@ def test_results_for_one_server_are_not_brought_to_another_nor_lost(tmp_path):
             await assign(other, task(other))
             assert kept.exists()
         await server.start()
+
+    run(test, tmp_path)
+
+
+def test_what_is_settled_is_not_delivered_again_by_the_next_agent(tmp_path, monkeypatch):
+    """It was killed before it had put the folder away; the next one brought results that nobody
+    expected, and said that the server did not take them."""
+
+    async def never(*_):
+        pass
+
+    async def test(server):
+        home = tmp_path / "home"
+        with monkeypatch.context() as killed:
+            killed.setattr(Clearing, "_clear", never)
+            async with Running(server, home) as running:
+                await work(server, task(server))
+                await server.say(7, Settled(assignment="a7"))
+                await running.tells("idle")
+        assert (home / "work" / "a7").exists()
+        server.results.clear()
+        async with Running(server, home, token=False) as running:
+            assert (await server.hear(Hello)).state == "idle"
+            await server.hear(Measured)
+            assert running.told("taken up") == []
+            # And the folder is not in the way of what comes next.
+            await server.say(7, Assign(assignment=assignment("b7", files=files(server))))
+            await server.hear(Prepared)
+            assert not (home / "work" / "a7").exists()
+        assert server.results == {}
 
     run(test, tmp_path)
 

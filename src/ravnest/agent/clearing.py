@@ -43,6 +43,8 @@ class Clearing:
     def clear(self, errand: Errand, *, failed: bool) -> None:
         name = errand.assignment.id
         errand.cancel()
+        if not errand.undelivered:
+            self.folders.settle(name)
         if failed and (kept := self.folders.keep_log(name)) is not None:
             self._show("log", f"what the worker wrote is in {kept}")
         task = self._tasks.go(self._clear(errand), aside=True, removes=True)

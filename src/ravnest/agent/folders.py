@@ -198,6 +198,11 @@ class WorkFolders:
         _, newest = found[-1]
         return newest.assignment, newest.end
 
+    def settle(self, assignment: str) -> None:
+        """Nobody need hear of it again, also if this agent ends before its folder is put away."""
+        with contextlib.suppress(OSError):
+            (self.of(assignment).records / "order.json").unlink()
+
     def put_away(self, assignment: str) -> None:
         """Out of the way at once, so that the same may come again; `empty` takes longer."""
         self._move_away(self.of(assignment).path)
