@@ -49,8 +49,19 @@ def sync_folder(folder: Path) -> None:
 
 
 def sync_files(folder: Path) -> None:
-    """Everything in it that others have written, before it gets a name that somebody relies on."""
+    """Everything in it that others have written, before somebody relies on it."""
     for path in folder.iterdir():
-        with path.open("rb+") as file:
-            os.fsync(file.fileno())
+        if path.is_dir():
+            sync_files(path)
+        else:
+            with path.open("rb+") as file:
+                os.fsync(file.fileno())
     sync_folder(folder)
+
+
+def make_folder(folder: Path) -> None:
+    """With those above it that are missing; all of them are found again after a power cut."""
+    if not folder.is_dir():
+        make_folder(folder.parent)
+        folder.mkdir(exist_ok=True)
+        sync_folder(folder.parent)

@@ -78,6 +78,8 @@ def plan(order: PlanOrder, folder: Path) -> PlanOutcome:
     try:
         made, _ = write_planned(made, studied, request, run)
         write_assignments(order, made, run, folder)
+        # The server records that there is a plan as soon as this has ended.
+        sync_files(folder)
     except BaseException:
         # Whatever it was for, nobody has room for half a plan.
         shutil.rmtree(run.root, ignore_errors=True)

@@ -23,7 +23,7 @@ from starlette.requests import ClientDisconnect
 from ravnest.server.folders import Folders
 from ravnest.server.room import leave_room
 from ravnest.server.service.problems import Refusal
-from ravnest.whole import sync_folder
+from ravnest.whole import make_folder, sync_folder
 
 _PIECE, _LEAST_PIECE = 1 << 20, 64 << 10
 """Bytes of a file that are gathered before they are written: fewer, if many files come at once,"""
@@ -279,7 +279,7 @@ class _Writer:
 
 def _put_in_place(fresh: Path, target: Path) -> int:
     """How many bytes more there are: of several at once that are the same, exactly one is told."""
-    target.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(target.parent)
     with _placing:
         before = target.stat().st_size if target.is_file() else 0
         size = fresh.stat().st_size

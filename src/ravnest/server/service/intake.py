@@ -18,7 +18,7 @@ from ravnest.api.requests import SUBMISSION_KEY
 from ravnest.errors import JobError
 from ravnest.server.access import Caller
 from ravnest.server.changes import Put
-from ravnest.server.folders import Folders
+from ravnest.server.folders import Folders, link_or_copy
 from ravnest.server.planjob.outcome import PlanOrder, PlanOutcome
 from ravnest.server.service.core import Core
 from ravnest.server.service.files import Files
@@ -29,6 +29,7 @@ from ravnest.server.service.work import Workshop
 from ravnest.server.state.events import Submitted
 from ravnest.server.state.records import Job
 from ravnest.server.state.words import counted
+from ravnest.whole import make_folder, sync_files
 
 _NAMED = 50
 """Of files that are missing."""
@@ -190,13 +191,10 @@ class Intake:
 
     def _place_model(self, spec: JobSpec, folder: Path) -> None:
         model = folder / "model"
-        model.mkdir(parents=True)
+        make_folder(model)
         for file in spec.model:
-            source, target = self._folders.blob(file.sha256), model / file.path
-            try:
-                target.hardlink_to(source)
-            except OSError:  # another file system, or one without links
-                shutil.copyfile(source, target)
+            link_or_copy(self._folders.blob(file.sha256), model / file.path)
+        sync_files(model)
 
     async def _check_model(self, spec: JobSpec, folder: Path, owner: str) -> None:
         """In a process of its own: nobody knows what is in it."""

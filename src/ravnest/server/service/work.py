@@ -27,7 +27,7 @@ from ravnest.server.room import (
     tells_of_lack_of_room,
 )
 from ravnest.server.service.turns import Turns
-from ravnest.whole import write_whole
+from ravnest.whole import make_folder, write_whole
 
 logger = logging.getLogger("ravnest.server")
 
@@ -191,7 +191,7 @@ async def _end(process: asyncio.subprocess.Process) -> None:
 
 
 def _prepare(folder: Path, order: PlanOrder, spare: int) -> None:
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder)
     (folder / OUTCOME).unlink(missing_ok=True)
     content = msgspec.json.encode(order)
     # The process looks for itself once it knows how much it will write.
