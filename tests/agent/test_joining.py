@@ -3,8 +3,10 @@
 import asyncio
 import errno
 import os
+import shutil
 import sys
 
+import psutil
 import pytest
 from running import Running, run, task, train
 from toyserver import WAIT_S
@@ -17,6 +19,7 @@ from ravnest.api.control import (
     HAS_LEFT,
     Ended,
     Hello,
+    Leaving,
     Measured,
     Rejected,
     Settled,
@@ -162,6 +165,40 @@ def test_an_agent_does_not_load_torch():
         [sys.executable, "-c", program], capture_output=True, text=True, env=dict(os.environ)
     )
     assert done.stdout.strip() == "[]", done.stderr
+
+
+def test_a_machine_whose_disk_is_full_does_not_enrol(tmp_path, monkeypatch):
+    """The server had one more provider, which never came."""
+
+    def full(path, content):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    async def test(server):
+        monkeypatch.setattr(identity, "write_private", full)
+        with pytest.raises(OSError, match="No space left"):
+            async with Running(server, tmp_path / "home") as running:
+                await running.task
+        assert server.credentials == {}
+
+    run(test, tmp_path)
+
+
+def test_an_agent_whose_home_was_removed_ends(tmp_path):
+    """It stayed in the pool, and could not take what it was assigned."""
+
+    async def test(server):
+        home = tmp_path / "home"
+        async with Running(server, home) as running:
+            await train(server, task(server, "patience"))
+            process = psutil.Process(running.agent._errand.worker.pid)
+            shutil.rmtree(home)
+            assert (await server.hear(Leaving)).now
+            with pytest.raises(ServerError, match=r"identity of this provider is gone .*home"):
+                async with asyncio.timeout(WAIT_S):
+                    await running.task
+            assert not process.is_running()
+
+    run(test, tmp_path)
 
 
 def test_a_disk_that_is_full_is_cleared_before_anything_is_written(tmp_path, monkeypatch):

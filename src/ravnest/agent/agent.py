@@ -121,6 +121,11 @@ class Agent:
         self._clockwork.give_server_time()
 
     def _beat(self) -> None:
+        if self._around.identity.is_gone and not self._finished.is_set():
+            self._do(self._control.leave(now=True))
+            home = self._around.settings.home
+            self.problem = f"the identity of this provider is gone from {home}: join with a token"
+            return
         used = self._errand.watch(self._load) if self._errand is not None else 0
         self._do(self._control.beat(self._load.memory_free(), used, self._load.cpu()))
 

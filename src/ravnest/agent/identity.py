@@ -32,6 +32,8 @@ from ravnest.locks import only_one
 
 RENEWED_BEFORE = datetime.timedelta(days=60)
 """How long before its end a certificate is replaced."""
+_NEEDED_BYTES = 64 << 10
+"""On disk, for all files of an identity."""
 
 
 class IdentityFile(msgspec.Struct, kw_only=True):
@@ -62,6 +64,14 @@ class Identity:
     @property
     def authority_file(self) -> Path:
         return self.folder / "ca.pem"
+
+    @property
+    def is_gone(self) -> bool:
+        """Somebody has removed it. A disk that cannot be read just now may be read again."""
+        try:
+            return not (self.folder / "identity.json").exists()
+        except OSError:
+            return False
 
     @property
     def port(self) -> int | None:
@@ -143,11 +153,20 @@ def enrol(
 ) -> Identity:
     """Become a provider. The token is spent on this alone and not kept."""
     authority = _authority_for(address, token)
+    _make_sure_of_room(identity_folder(home, address))
     key = ec.generate_private_key(ec.SECP256R1())
     request = Enrol(name=name, facts=facts, caps=caps, key_request=_signing_request(key, name))
     with HttpClient(address, authority=authority, bearer=str(token)) as client:
         enrolled = client.post("/enrol", request, Enrolled)
     return _store(home, address, name, key, enrolled, authority)
+
+
+def _make_sure_of_room(folder: Path) -> None:
+    """While nobody has been told of this machine yet: whoever cannot keep a credential is no
+    provider, but would stay one for the server."""
+    trial = folder / "trial"
+    write_private(trial, bytes(_NEEDED_BYTES))
+    trial.unlink()
 
 
 def fits(identity: Identity, token: Token) -> bool:
