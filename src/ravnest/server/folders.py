@@ -4,6 +4,7 @@ server.sqlite                      the records (unless they are in PostgreSQL)
 authority/{ca,server}.{pem,key}    see authority.py
 identity.json                      which records belong to this folder, see belonging.py
 operator.token                     for whoever owns this server
+last-provider                      the highest number of one, see service/numbers.py
 blobs/ab/<sha256>                  files by content
 jobs/<id>/model/…                  the model as it was handed in
 jobs/<id>/runs/<n>/                a plan, its packages, the parts of the providers
@@ -38,6 +39,7 @@ class Folders:
         self.authority = root / "authority"
         self.identity = root / "identity.json"
         self.operator_token = root / "operator.token"
+        self.last_provider = root / "last-provider"
         self.blobs = root / "blobs"
         self.jobs = root / "jobs"
         self.incoming = root / "incoming"

@@ -29,6 +29,7 @@ from ravnest.server.service.forgetting import Forgetting
 from ravnest.server.service.gate import Dashboard, Gate
 from ravnest.server.service.intake import Intake
 from ravnest.server.service.keeping import Keeping, note_hashes
+from ravnest.server.service.numbers import Numbers
 from ravnest.server.service.patience import Patience
 from ravnest.server.service.reading import read_all
 from ravnest.server.service.reports import Reports
@@ -131,7 +132,8 @@ class Service:
             count=self.metrics.count_message,
         )
         self.core.perform = self.errands.perform
-        self.core.watchers += [self.stream, self.relay]
+        numbers = Numbers(self.folders.last_provider, self.world)
+        self.core.watchers += [self.stream, self.relay, numbers]
         self.metrics.relays.set_function(lambda: self.relay.links)
         self.metrics.gauge(
             "ravnest_connections", "Agents that are connected", lambda: len(self.connections)

@@ -104,6 +104,8 @@ class World:
     providers: dict[int, Provider] = field(default_factory=dict)
     namesakes: Counter[str] = field(default_factory=Counter)
     """How many providers have a name; without those that were removed."""
+    last_provider: int = 0
+    """A number that was given to one that the records may not know any more."""
     presence: dict[int, Presence] = field(default_factory=dict)
     jobs: dict[str, Job] = field(default_factory=dict)
     runs: dict[str, Run] = field(default_factory=dict)
@@ -150,7 +152,7 @@ class World:
     out: Effects = field(default_factory=Effects)
 
     def next_provider(self) -> int:
-        return max(self.providers, default=0) + 1
+        return max(self.last_provider, *self.providers, 0) + 1
 
     def called(self, provider: int) -> str:
         """What people are told: its name, and with it the number if others have the same."""
