@@ -24,16 +24,15 @@ LIMITS = {
 
 
 def waits(what):
-    """A run that is given up after a while, and how many seconds that is."""
+    """A run that is given up after a while."""
     sim = pool_of(2)
     job = (preparing if what == "preparing" else training)(sim)
     if what == "away":
         sim.cut(1)
     elif what == "stopping":
-        sim.agents[1].inbox, sim.agents[2].inbox = [], []
         sim.steer(job.id, "stop")
         for agent in sim.agents.values():
-            agent.inbox.clear()
+            agent.inbox.clear()  # it does not hear of it
     elif what == "standing still":
         report(sim, 1, step=1)
     elif what == "bringing back":

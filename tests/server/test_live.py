@@ -36,21 +36,39 @@ def test_of_a_report_only_its_figures_stay_as_they_are():
     assert live.reports[1] == WorkReport(at=1.0, step=7)
 
 
-def test_the_last_seconds_of_a_run_are_forgotten_when_another_one_begins():
-    sim = pool_of(2)
+def reports_of(sim, kept):
     core = SimpleNamespace(
-        world=sim.world, happen=sim.happen, clock=lambda: sim.now, keep=lambda changes: None
+        world=sim.world, happen=sim.happen, clock=lambda: sim.now, keep=kept.append
     )
     seen = SimpleNamespace(id="", run=1, epoch=0.0, step=0, loss=None, metrics={})
-    reports = Reports(
+    return Reports(
         core, None, (), seen=lambda job: seen, changed=lambda job, points: None, hang_up=None
     )
 
+
+def say(sim, reports):
+    part = sim.world.at_work[1].id
+    report = WorkReport(at=sim.now, step=5, spans=(Span("forward", 1, 0, 0.0, 1.0),))
+    reports.reported(1, Reported(assignment=part, report=report))
+
+
+def test_how_far_a_job_is_is_kept_now_and_then_also_after_the_clock_was_put_back():
+    sim, kept = pool_of(2), []
+    training(sim)
+    reports = reports_of(sim, kept)
+    for moves, times in ((0, 1), (1, 1), (60, 2), (-3600, 3), (1, 3)):
+        sim.now += moves
+        say(sim, reports)
+        assert len(kept) == times
+
+
+def test_the_last_seconds_of_a_run_are_forgotten_when_another_one_begins():
+    sim = pool_of(2)
+    reports = reports_of(sim, kept=[])
+
     def train():
         job = training(sim)
-        part = sim.world.at_work[1].id
-        report = WorkReport(at=sim.now, step=5, spans=(Span("forward", 1, 0, 0.0, 1.0),))
-        reports.reported(1, Reported(assignment=part, report=report))
+        say(sim, reports)
         return reports.live_run(job.id)
 
     first = train()

@@ -117,7 +117,8 @@ class Reports:
 
     def _keep_progress(self, job: str) -> None:
         now, known = self._core.clock(), self.progress.get(job)
-        if known is not None and now - known.at < _PROGRESS_S:
+        # What is ahead of the clock was kept before that was put back.
+        if known is not None and 0 <= now - known.at < _PROGRESS_S:
             return
         view = self._seen(job)
         assert view is not None
