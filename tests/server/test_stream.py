@@ -9,6 +9,7 @@ import pytest
 from ravnest.api.views import Changes, EventView, JobView, Overview, ProviderView, ServerView
 from ravnest.api.work import LinkBytes, Point, RoundReport, Span, WorkReport
 from ravnest.server.changes import Event
+from ravnest.server.service import outgoing
 from ravnest.server.service import stream as module
 from ravnest.server.service.limits import Buckets, Rate
 from ravnest.server.service.live import LiveRun
@@ -134,6 +135,22 @@ def test_who_does_not_read_is_let_go_and_holds_nobody_up(monkeypatch):
         house.stream.close()
         with pytest.raises(StopAsyncIteration):
             await anext(quick)
+
+    asyncio.run(story())
+
+
+def test_a_large_overview_comes_in_pieces():
+    async def story():
+        house = House()
+        house.providers = dict.fromkeys(range(3000), 0)
+        house.stream.begin(house.providers, [], [])
+        looking, content = house.stream.look(), b""
+        while not content.endswith(b"\n\n"):
+            piece = await anext(looking)
+            assert len(piece) <= outgoing.PIECE_BYTES
+            content += piece
+        assert len(decoded(content).providers) == 3000
+        await looking.aclose()
 
     asyncio.run(story())
 

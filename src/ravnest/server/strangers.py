@@ -27,7 +27,8 @@ _MOST_AROUND_BODY = 512 << 10
 looked at only when headers are complete, and what comes before they are has to be kept."""
 _AROUND_CHUNK = 32
 """Beside that, for each chunk of a body that comes in chunks: its length and the ends of lines."""
-
+_MOST_UNSENT = 64 << 10
+"""Bytes of an answer that may wait in its connection; TLS would have eight times as many."""
 
 _TOO_MUCH = "The headers of this request are too large."
 
@@ -47,6 +48,7 @@ class Watched(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
+        transport.set_write_buffer_limits(_MOST_UNSENT)
         self._taking = Taking(transport)
         self._wait()
 
@@ -94,6 +96,7 @@ class Watched(HttpToolsProtocol):
         sockets = self.transport.get_protocol()
         assert isinstance(sockets, Sockets)
         sockets.when_lost = self._gone
+        self.transport.set_write_buffer_limits()  # as it was: the relay wants it so
         if not self.transport.is_closing():
             self._heard()
         # Else it was none, and has been told so. Whoever does not go now is as good as silent.

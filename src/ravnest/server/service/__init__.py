@@ -12,6 +12,7 @@ live.py         what a run looks like at the moment; views.py: everything as oth
 stream.py       changes, to everybody who looks; curves.py: of a job, from their beginning
 patience.py     bodies of requests come in time, or are refused; holding.py: how many at once
 files.py        files by content, as they come in; downloads.py: as they go out
+outgoing.py     large answers, until they have been taken
 runfiles.py     what providers get and bring back
 keeping.py      which files stay; forgetting.py: what does not, looked at every hour
 intake.py       jobs on their way in; specs.py: as they are stored

@@ -14,6 +14,7 @@ import msgspec
 from starlette.convertors import Convertor, register_url_convertor
 from starlette.requests import ClientDisconnect, HTTPConnection, Request
 from starlette.responses import Response
+from starlette.types import ASGIApp
 
 from ravnest.api.limits import NOT_UNDERSTOOD
 from ravnest.api.requests import Code
@@ -21,6 +22,7 @@ from ravnest.errors import RavnestError, ServerError
 from ravnest.server.access import ONLOOKER, Caller, Right
 from ravnest.server.service.gate import Gate
 from ravnest.server.service.holding import Holding, Share
+from ravnest.server.service.outgoing import PIECE_BYTES, Outgoing
 from ravnest.server.service.patience import Patience, in_time
 from ravnest.server.service.problems import Refusal
 from ravnest.server.service.saying import Saying
@@ -51,6 +53,10 @@ class Call:
         except Refusal:
             return False
         return True
+
+    @property
+    def whose(self) -> str:
+        return whose(self.caller, self.request)
 
     def path(self, name: str) -> str:
         return str(self.request.path_params[name])
@@ -121,6 +127,11 @@ def address_of(connection: HTTPConnection) -> str:
     return connection.client.host if connection.client else "unknown"
 
 
+def whose(caller: Caller, connection: HTTPConnection) -> str:
+    """What this is counted under: those without a token by their address."""
+    return address_of(connection) if caller is ONLOOKER else caller.key
+
+
 class Desk:
     """Takes requests to their handlers."""
 
@@ -130,6 +141,7 @@ class Desk:
         self.gate = gate
         self._patience = patience or Patience()
         self.holding = Holding()
+        self.outgoing = Holding()
         self._saying = Saying(logger.warning)
         self._count = count
         """Route and outcome, for the metrics."""
@@ -142,16 +154,21 @@ class Desk:
             self.gate.limit("stranger", address)
             return caller or ONLOOKER
         caller = self.gate.allow(caller, right, address)
-        self.gate.limit(limit, address if caller is ONLOOKER else caller.key)
+        self.gate.limit(limit, whose(caller, connection))
         return caller
 
-    def endpoint(self, route: Endpoint) -> Callable[[Request], Awaitable[Response]]:
-        async def serve(request: Request) -> Response:
+    def endpoint(self, route: Endpoint) -> Callable[[Request], Awaitable[ASGIApp]]:
+        async def serve(request: Request) -> ASGIApp:
+            goes: ASGIApp | None = None
             try:
                 caller = self.admit(request, route.right, route.limit)
                 with self.holding.share(caller.key) as share:
                     call = Call(request, caller, self.gate, self._patience, share)
                     response = written(await route.handler(call))
+                if len(getattr(response, "body", b"")) > PIECE_BYTES:
+                    share = self.outgoing.share(whose(caller, request))
+                    share.hold(len(response.body))
+                    goes = Outgoing(response, share)
             except Exception as error:
                 response = self.refuse(request, route.path, error)
             else:
@@ -159,7 +176,7 @@ class Desk:
             for name, value in ALWAYS.items():
                 response.headers.setdefault(name, value)
             response.headers.setdefault("Cache-Control", "no-store")
-            return response
+            return goes or response
 
         return serve
 

@@ -20,6 +20,7 @@ from ravnest.api.views import (
     RunView,
     ServerView,
 )
+from ravnest.server.service.outgoing import pieces
 from ravnest.server.service.views import event_view
 from ravnest.server.state.effects import Effects
 
@@ -177,10 +178,11 @@ class Stream:
         queue: asyncio.Queue[bytes | None] = asyncio.Queue()
         # The others are told first, so that everybody has the same before the next change.
         self._tell()
-        yield_first = _frame("overview", self.overview())
+        everything = pieces(_frame("overview", self.overview()))
         self._looking.add(queue)
         try:
-            yield yield_first
+            for piece in everything:
+                yield piece
             while True:
                 try:
                     async with asyncio.timeout(ALIVE_S):
