@@ -1,10 +1,13 @@
 """What is told to those who look adds up to what they would see if they came now."""
 
 import asyncio
+import contextlib
+import queue
 import random
 
 import msgspec
 import pytest
+from servers import running_server
 
 from ravnest.api.views import Changes, EventView, JobView, Overview, ProviderView, ServerView
 from ravnest.api.work import LinkBytes, Point, RoundReport, Span, WorkReport
@@ -135,6 +138,64 @@ def test_who_does_not_read_is_let_go_and_holds_nobody_up(monkeypatch):
         house.stream.close()
         with pytest.raises(StopAsyncIteration):
             await anext(quick)
+
+    asyncio.run(story())
+
+
+@pytest.fixture
+def left(monkeypatch):
+    """Whose streams have ended."""
+    found, really = queue.SimpleQueue(), Stream._leave
+
+    def leave(self, whose):
+        really(self, whose)
+        found.put(whose)
+
+    monkeypatch.setattr(Stream, "_leave", leave)
+    return found
+
+
+def test_one_caller_has_few_places_to_look_from_and_operators_have_theirs(
+    tmp_path, monkeypatch, left
+):
+    monkeypatch.setattr(module, "MOST_LOOKING_EACH", 2)
+    monkeypatch.setattr(module, "MOST_LOOKING", 4)
+    monkeypatch.setattr(module, "_FOR_OPERATORS", 1)
+    with running_server(tmp_path) as server, contextlib.ExitStack() as stack:
+        one, other = (stack.enter_context(server.client(server.token("viewer"))) for _ in range(2))
+        operator = stack.enter_context(server.client(server.operator))
+
+        begun = []
+
+        def looks(client):
+            answer = stack.enter_context(client.stream("GET", "stream"))
+            if answer.status_code == 200:
+                begun.append(answer.iter_raw())  # kept, or it would end
+                next(begun[-1])
+            return answer
+
+        first = looks(one)
+        assert [looks(one).status_code for _ in range(2)] == [200, 429]
+        assert [looks(other).status_code for _ in range(2)] == [200, 429]
+        assert [looks(operator).status_code for _ in range(2)] == [200, 429]
+        first.close()
+        left.get(timeout=30)
+        assert looks(operator).status_code == 200
+        assert looks(one).status_code == 429
+
+
+def test_who_has_been_let_go_has_a_place_until_they_are_gone(monkeypatch):
+    monkeypatch.setattr(module, "_QUEUED", 0)
+
+    async def story():
+        house = House()
+        looking = house.stream.look(whose="v")
+        await anext(looking)
+        house.stream._tell()
+        assert house.stream.looking == 1
+        await looking.aclose()
+        assert house.stream.looking == 0
+        assert not house.stream._places
 
     asyncio.run(story())
 

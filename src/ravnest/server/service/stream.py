@@ -5,7 +5,7 @@ all. Whoever does not read fast enough is let go; they can come back and get eve
 """
 
 import asyncio
-from collections import deque
+from collections import Counter, deque
 from collections.abc import AsyncIterator, Callable, Iterable
 from typing import Any
 
@@ -27,6 +27,9 @@ from ravnest.server.state.effects import Effects
 PERIOD_S = 1.0
 ALIVE_S = 15.0
 MOST_LOOKING = 500
+MOST_LOOKING_EACH = 50
+_FOR_OPERATORS = 50
+"""Places that others leave free."""
 _EVENTS = 100
 _POINTS_AT_ONCE = 5000
 _QUEUED = 30
@@ -65,12 +68,18 @@ class Stream:
         self._untold_events: list[EventView] = []
         self._points: dict[str, list[tuple[Any, ...]]] = {}
         self._looking: set[asyncio.Queue[bytes | None]] = set()
+        self._places: Counter[str] = Counter()
+        """Of whom so many look, or have been let go and have not gone."""
         self._timer: asyncio.TimerHandle | None = None
         self._closed = False
 
     @property
     def looking(self) -> int:
-        return len(self._looking)
+        return self._places.total()
+
+    def has_place(self, whose: str, *, operator: bool) -> bool:
+        most = MOST_LOOKING if operator else MOST_LOOKING - _FOR_OPERATORS
+        return self._places[whose] < MOST_LOOKING_EACH and self.looking < most
 
     # ---- what changes
 
@@ -173,13 +182,16 @@ class Stream:
             points={job: tuple(points) for job, points in self._points.items()},
         )
 
-    async def look(self, may_still: Callable[[], bool] = lambda: True) -> AsyncIterator[bytes]:
+    async def look(
+        self, may_still: Callable[[], bool] = lambda: True, whose: str = ""
+    ) -> AsyncIterator[bytes]:
         """Server-sent events: everything, and then what changes, as long as they may look."""
         queue: asyncio.Queue[bytes | None] = asyncio.Queue()
         # The others are told first, so that everybody has the same before the next change.
         self._tell()
         everything = pieces(_frame("overview", self.overview()))
         self._looking.add(queue)
+        self._places[whose] += 1
         try:
             for piece in everything:
                 yield piece
@@ -194,6 +206,12 @@ class Stream:
                 yield frame
         finally:
             self._looking.discard(queue)
+            self._leave(whose)
+
+    def _leave(self, whose: str) -> None:
+        self._places[whose] -= 1
+        if not self._places[whose]:
+            del self._places[whose]
 
     def _let_go(self, queue: asyncio.Queue[bytes | None]) -> None:
         self._looking.discard(queue)

@@ -21,7 +21,7 @@ from ravnest.server.service.calls import Call, Endpoint
 from ravnest.server.service.live import TIMELINE_S
 from ravnest.server.service.problems import Refusal
 from ravnest.server.service.service import Service
-from ravnest.server.service.stream import MOST_LOOKING
+from ravnest.server.service.stream import MOST_LOOKING, MOST_LOOKING_EACH
 from ravnest.server.service.views import event_view
 
 _MOST_EVENTS = 1000
@@ -39,10 +39,15 @@ class _Viewers:
         return msgspec.convert({"role": call.caller.kind, "name": call.caller.name}, Me)
 
     async def stream(self, call: Call) -> Response:
-        if self._service.stream.looking >= MOST_LOOKING:
-            raise Refusal("limited", "too many are looking already")
+        stream, whose = self._service.stream, call.whose
+        if not stream.has_place(whose, operator=call.caller.kind == "operator"):
+            raise Refusal(
+                "limited",
+                f"too many are looking already ({MOST_LOOKING_EACH} streams of one caller, "
+                f"{MOST_LOOKING} in all); close some, or try again later",
+            )
         headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
-        content = self._service.stream.look(lambda: call.is_still_allowed("look"))
+        content = stream.look(lambda: call.is_still_allowed("look"), whose)
         return StreamingResponse(content, headers=headers, media_type="text/event-stream")
 
     async def jobs(self, call: Call) -> list[JobView]:
