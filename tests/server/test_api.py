@@ -22,7 +22,7 @@ from ravnest.server.folders import Folders
 from ravnest.server.service import files as files_module
 from ravnest.server.service.app import table
 from ravnest.server.service.files import Files, _placing
-from ravnest.server.service.limits import Rate
+from ravnest.server.service.limits import RATES, Rate
 from ravnest.server.service.problems import Refusal
 from ravnest.server.service.saying import Saying
 
@@ -109,6 +109,26 @@ def test_wrong_tokens_are_refused_and_not_repeated(server, header):
     )
     assert (answer.status_code, code(answer)) in ((401, "unauthorized"), (429, "limited"))
     assert "AAAA" not in answer.text
+
+
+@pytest.mark.parametrize("kind", ["stranger", "call", "wrong"])
+def test_whoever_asks_too_often_loses_the_connection(tmp_path, monkeypatch, kind):
+    """Or one who asks now and then could keep any number of them."""
+    monkeypatch.setitem(RATES, kind, Rate(0.0, 0.0))
+    with running_server(tmp_path, dashboard="token") as server:
+        bearer = {"stranger": None, "call": server.operator, "wrong": "rav_wrong"}[kind]
+        with server.client(bearer) as client:
+            answer = client.get("overview")
+            assert (answer.status_code, code(answer)) == (429, "limited")
+            assert answer.headers["connection"] == "close"
+
+
+def test_whoever_sends_too_much_may_send_it_to_its_end(tmp_path, monkeypatch):
+    monkeypatch.setitem(RATES, "upload", Rate(0.0, 0.0))
+    with running_server(tmp_path) as server, server.client(server.operator) as client:
+        answer = client.put(f"blobs/{NOTHING}", content=b"")
+        assert answer.status_code == 429
+        assert "connection" not in answer.headers
 
 
 def test_whoever_asks_for_what_they_may_not_is_limited_as_for_wrong_tokens(tmp_path):

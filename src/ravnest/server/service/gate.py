@@ -27,6 +27,9 @@ _OF_PROXIES = (
 )
 """Headers that tell that somebody else asks through a program on this machine."""
 
+_WITH_LITTLE = ("stranger", "call")
+"""Requests with at most a small body: whoever makes too many of them loses the connection, or could
+keep any number of them open by asking now and then. Of others it would break off what is sent."""
 _MADE = "from `ravnest token make {}` on the server's machine"
 _OWNERS = "this takes the token that the job was submitted with, or an operator's"
 _TAKES: dict[Right, str] = {
@@ -89,7 +92,9 @@ class Gate:
         # A good token is taken all the same: others may share the address.
         if not self._buckets.take("wrong", address, self._clock()):
             raise Refusal(
-                "limited", "too many refused requests from this address; wait a minute"
+                "limited",
+                "too many refused requests from this address; wait a minute",
+                ends=True,
             ) from None
 
     def allow(self, caller: Caller | None, right: Right, address: str) -> Caller:
@@ -103,7 +108,8 @@ class Gate:
 
     def limit(self, kind: str, key: str, tokens: float = 1.0) -> None:
         if not self._buckets.take(kind, key, self._clock(), tokens):
-            raise Refusal("limited", f"too many requests of this kind ({kind}); slow down")
+            said = f"too many requests of this kind ({kind}); slow down"
+            raise Refusal("limited", said, ends=kind in _WITH_LITTLE)
 
 
 def _shown(caller: Caller) -> str:

@@ -32,10 +32,12 @@ _HEADERS: dict[Code, dict[str, str]] = {
 class Refusal(Exception):  # noqa: N818  it is an answer, not a mistake of ours
     """Raised anywhere in a request; it becomes the answer."""
 
-    def __init__(self, code: Code, error: str) -> None:
+    def __init__(self, code: Code, error: str, *, ends: bool = False) -> None:
         super().__init__(error)
         self.code = code
         self.error = error
+        self.ends = ends
+        """Nothing else is taken from this connection."""
 
     @property
     def status(self) -> int:
@@ -43,5 +45,5 @@ class Refusal(Exception):  # noqa: N818  it is an answer, not a mistake of ours
 
     def response(self) -> Response:
         body = msgspec.json.encode(Problem(error=self.error[:4000], code=self.code))
-        headers = _HEADERS.get(self.code)
+        headers = _HEADERS.get(self.code, {}) | ({"Connection": "close"} if self.ends else {})
         return Response(body, self.status, headers, "application/json")
