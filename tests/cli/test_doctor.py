@@ -3,6 +3,7 @@
 import datetime
 import socket
 import subprocess
+import sys
 import types
 from pathlib import Path
 
@@ -108,9 +109,9 @@ def test_a_sandbox_that_does_not_work_is_said(monkeypatch):
     assert "sysctl" in found.remedy
     assert all(f" {each}" in found.remedy for each in confine._KEY_CALLS)
     command = tried[-1]  # after the one for its version
-    start = command.index(str(sandbox._CONFINE))
+    start = command.index(sys.executable, command.index(str(sandbox._CONFINE)))
     folder = Path(command[command.index("--bind") + 1])
-    assert command == sandbox.sandboxed(command[start + 1 :], folder, folder.parent)
+    assert command == sandbox.sandboxed(command[start:], folder, folder.parent)
 
 
 def test_a_check_that_fails_itself_does_not_end_the_others():
