@@ -111,6 +111,12 @@ def test_the_curves_of_a_job_can_be_forgotten(store):
     assert len(ask(store, lambda db: db.points("other", 10))) == 1
 
 
+def test_what_is_to_be_written_is_written_also_if_nobody_waits_for_it_any_more(store):
+    assert not store.write([Put("k", "a", b"{}")]).cancel()
+    write(store, Put("k", "b", b"{}"))
+    assert [id for id, _ in records(store, "k")] == ["a", "b"]
+
+
 def test_many_writes_share_transactions_and_each_is_acknowledged(store):
     futures = [store.write([Put("k", str(n), b"{}")]) for n in range(3000)]
     for future in futures:

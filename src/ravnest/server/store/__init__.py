@@ -65,6 +65,8 @@ class Store:
     def write(self, changes: Sequence[Change]) -> Future[None]:
         """Done when all of these are on disk; they get there together, in the order of calls."""
         done: Future[None] = Future()
+        # It is written also if nobody waits for it any more: nothing can cancel it.
+        done.set_running_or_notify_cancel()
         self._queue.put((changes, done))
         return done
 
