@@ -15,6 +15,7 @@ files.py        files by content, as they come in; downloads.py: as they go out
 outgoing.py     large answers, until they have been taken
 runfiles.py     what providers get and bring back
 keeping.py      which files stay; forgetting.py: what does not, looked at every hour
+numbers.py      the highest of a provider, beside the records
 intake.py       jobs on their way in; specs.py: as they are stored
 errands.py      carries out what was decided; work.py: the processes that plan and fuse
 turns.py        everybody gets a turn, however much others want

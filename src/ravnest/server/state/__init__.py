@@ -16,7 +16,7 @@
     fusing.py     stages are put together, or cannot be
     retrying.py   what a process has not finished is begun again
     jobs.py       a job is submitted, planned, steered
-    deadlines.py  what follows from time alone
+    deadlines.py  what follows from time alone; clock.py: from a clock that was set
     words.py      numbers in sentences
     machine.py    the entrance: an event goes in, its effects come out
 
