@@ -11,7 +11,7 @@ state/         what follows from what has happened (pure)
 planjob/       planning and fusing, in processes of their own
 service/       HTTP, WebSockets, server-sent events: the only part that has a clock
 sockets.py     WebSockets up to their end; strangers.py: connections that never come to the point
-taking.py      and those that do not take what they are sent
+taking.py      and those that do not take what they are sent; door.py: how many are let in
 relay.py       providers that cannot reach each other meet here
 metrics.py     figures for Prometheus; openapi.py: the API described for programs
 web/           the dashboard
