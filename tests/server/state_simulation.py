@@ -4,6 +4,7 @@ What is decided is "on disk" at once or, if the server dies in that moment, not 
 may get lost with a connection. Agents behave as `ravnest join` does.
 """
 
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
@@ -479,6 +480,8 @@ class Simulation:
         told = {id: provider.figures for id, provider in self.world.providers.items()}
         listening = {id for id, figures in told.items() if figures and figures.addresses}
         assert self.world.listening == listening
+        present = (one.name for one in self.world.providers.values() if not one.removed)
+        assert self.world.namesakes == Counter(present)
 
 
 def _assign(part: Part) -> Assign:
