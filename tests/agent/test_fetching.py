@@ -39,11 +39,11 @@ class SlowServer:
         target.write_bytes(ROWS)
 
 
-def fetch(tmp_path, on_share=lambda _: None):
-    folder = AssignmentFolder(tmp_path / "work" / "a1")
-    folder.path.mkdir(parents=True)
+def fetch(tmp_path, on_share=lambda _: None, *, bucket=None, name="a1"):
+    folder = AssignmentFolder(tmp_path / "work" / name)
+    folder.path.mkdir(parents=True, exist_ok=True)
     kept, given = KeptFiles(tmp_path), assignment(files=(FILE,))
-    asyncio.run(fetching.fetch(None, given, folder, kept, on_share=on_share))
+    asyncio.run(fetching.fetch(None, given, folder, kept, on_share=on_share, bucket=bucket))
     return folder.path / FILE.path
 
 
@@ -73,3 +73,15 @@ def test_bytes_that_come_twice_are_not_more_than_all(tmp_path, monkeypatch):
     monkeypatch.setattr(fetching, "download", download)
     fetch(tmp_path, shares.append)
     assert shares == [0.8, 0.8, 1.0]
+
+
+def test_only_what_comes_over_the_line_takes_of_its_speed(tmp_path, monkeypatch):
+    """Files that were there already, or kept, waited as if they were fetched again."""
+    SlowServer(monkeypatch, bytes_at_once=10)
+    taken, shares = [], []
+    bucket = types.SimpleNamespace(take=lambda size: taken.append(size) or 0.0)
+    # Fetched, there already, and kept of another assignment of the job.
+    for name in ("a1", "a1", "a2"):
+        fetch(tmp_path, shares.append, bucket=bucket, name=name)
+        assert taken == [10]
+    assert shares == [1.0, 1.0, 1.0]

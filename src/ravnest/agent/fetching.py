@@ -61,8 +61,6 @@ async def fetch(
             if size:
                 deadline = time.monotonic() + _SERVER_AWAY_S
             on_share(min(1.0, done / max(1, total)))  # some bytes may have come twice
-        if bucket is not None:
-            cancelled.wait(bucket.take(size))
 
     def one(file: FileRef, target: Path) -> None:
         if target.is_file() and hash_file(target) == (file.sha256, file.size):
@@ -76,9 +74,11 @@ async def fetch(
 
         def progress(so_far: int) -> None:
             nonlocal before, failures
-            before, new = so_far, so_far - before
+            before, new = so_far, max(0, so_far - before)
             failures = 0
-            advance(max(0, new))
+            advance(new)
+            if bucket is not None:
+                cancelled.wait(bucket.take(new))
 
         path = f"/assignments/{assignment.id}/files/{file.sha256}"
         while True:
