@@ -13,7 +13,7 @@ import msgspec
 import psutil
 import pytest
 
-from ravnest.agent import links, machine, workload
+from ravnest.agent import joining, links, machine, workload
 from ravnest.agent.links import measure_link, settled_mbps
 from ravnest.agent.machine import (
     a_name,
@@ -66,6 +66,24 @@ def test_memory_is_offered_within_the_cap_and_without_what_a_worker_needs_itself
     assert 0 < memory_for_training(Caps(), CPU) < psutil.virtual_memory().total
     assert memory_for_training(Caps(), GPU) == int((4 << 30) * 0.9)
     assert memory_for_training(Caps(memory_bytes=1 << 30), GPU) == 1 << 30
+
+
+@pytest.mark.parametrize("speed", [CPU, GPU], ids=["cpu", "cuda"])
+def test_the_owner_is_told_the_memory_that_the_owner_allows(tmp_path, monkeypatch, speed):
+    """On a card it was told with what Python and torch take, which is not there."""
+
+    async def measured(device, threads):
+        return speed
+
+    told = []
+    monkeypatch.setattr(joining, "measure_speed", measured)
+    free = types.SimpleNamespace(available=8 << 30)
+    monkeypatch.setattr(machine.psutil, "virtual_memory", lambda: free)
+    settings = types.SimpleNamespace(
+        caps=Caps(memory_bytes=10**9), device=speed.device, home=tmp_path
+    )
+    asyncio.run(joining._measured(settings, lambda event, text: told.append(text)))
+    assert ", 1.0 GB of memory offered" in told[-1]
 
 
 def test_threads_are_the_owners_and_never_more_than_there_are():

@@ -1,5 +1,6 @@
 """What is shown of a run: like beside like, and nothing that is over."""
 
+import msgspec
 from state_simulation import FACTS
 
 from ravnest.api.control import Beat
@@ -186,3 +187,8 @@ def test_what_a_worker_takes_is_compared_with_what_a_worker_may_take():
     )
     view = provider_view(world, 1)
     assert (view.memory_bytes, view.worker_limit_bytes) == (1000, 1000 + WORKER_OVERHEAD_BYTES)
+    # All of a card's memory is for the stage: no more of it is offered than its owner allows.
+    card = msgspec.structs.replace(FACTS, device="cuda:0", device_memory_bytes=8 << 30)
+    world.providers[1].facts = card
+    view = provider_view(world, 1)
+    assert (view.memory_bytes, view.worker_limit_bytes) == (1000, 1000)

@@ -37,7 +37,7 @@ from ravnest.api.control import HAS_LEFT
 from ravnest.api.limits import plain
 from ravnest.api.machine import provider_name
 from ravnest.api.tokens import Token
-from ravnest.api.work import WORKER_OVERHEAD_BYTES
+from ravnest.api.work import offered_bytes
 from ravnest.descriptors import allow_many_files
 from ravnest.errors import ServerError, TokenError
 
@@ -101,8 +101,9 @@ async def _measured(settings: AgentSettings, show: Show) -> Speed:
     speed = await measure_speed(settings.device, threads)
     name = f" ({speed.device_name})" if speed.device_name else ""
     with_threads = "1 thread" if threads == 1 else f"{threads} threads"
-    # As the server shows it: with what Python and torch take beside a stage.
-    offered = memory_for_training(settings.caps, speed) + WORKER_OVERHEAD_BYTES
+    # As the server shows it.
+    for_a_stage = memory_for_training(settings.caps, speed)
+    offered = offered_bytes(for_a_stage, speed.device_memory_bytes)
     show(
         "measured",
         f"{speed.device}{name}: {speed.gflops:.0f} GFLOP/s with {with_threads}, "

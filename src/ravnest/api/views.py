@@ -55,7 +55,8 @@ class ProviderView(Shown, frozen=True, kw_only=True):
     worker_memory_bytes: int = 0
     """Of the worker as a whole."""
     worker_limit_bytes: int = 0
-    """What it may be: `memory_bytes`, and what Python and torch take beside the stage."""
+    """What its owner offers: `memory_bytes`, and what Python and torch take beside the stage, if
+    that is in the same memory."""
     cpu: float = 0.0
     gflops: float = 0.0
     up_mbps: float = 0.0

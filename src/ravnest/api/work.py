@@ -27,6 +27,12 @@ WORKER_OVERHEAD_BYTES = 400 << 20
 count it; whatever measures a worker as a whole does."""
 
 
+def offered_bytes(for_a_stage: int, device_memory_bytes: int) -> int:
+    """Memory as its owner counts it, who caps it: all that a worker takes of it. Of a device that
+    has memory of its own, Python and torch take none beside the stage."""
+    return for_a_stage if device_memory_bytes else for_a_stage + WORKER_OVERHEAD_BYTES
+
+
 STOPPED_WITHIN_S = 900.0
 """How long a worker may take to save and end after it was told to stop. It ends a validation that
 it has begun; those of the other stages wait for that."""

@@ -11,7 +11,6 @@ from pathlib import Path
 import msgspec
 
 from ravnest.api.views import JobView, PlanView, ProviderView, RunView, ServerView
-from ravnest.api.work import WORKER_OVERHEAD_BYTES
 from ravnest.release import VERSION
 from ravnest.server.access import Access, TokenRecord
 from ravnest.server.authority import Authority
@@ -35,7 +34,7 @@ from ravnest.server.service.reading import read_all
 from ravnest.server.service.reports import Reports
 from ravnest.server.service.runfiles import RunFiles
 from ravnest.server.service.stream import Sight, Stream
-from ravnest.server.service.views import event_view, job_view, provider_view, run_view
+from ravnest.server.service.views import event_view, job_view, offered_by, provider_view, run_view
 from ravnest.server.service.work import WorkLimits, Workshop
 from ravnest.server.state.events import Started
 from ravnest.server.state.records import Job
@@ -210,7 +209,7 @@ class Service:
 
     def server_view(self) -> ServerView:
         heard = [
-            provider.figures
+            provider
             for provider in self.world.providers.values()
             if not provider.removed and self.world.heard_of(provider.id).connected
         ]
@@ -221,8 +220,8 @@ class Service:
             now=self.clock(),
             providers=sum(not provider.removed for provider in self.world.providers.values()),
             heard=len(heard),
-            memory_bytes=sum(f.memory_bytes + WORKER_OVERHEAD_BYTES for f in heard if f),
-            gflops=sum(f.gflops for f in heard if f),
+            memory_bytes=sum(map(offered_by, heard)),
+            gflops=sum(each.figures.gflops for each in heard if each.figures),
             relayed_bytes=self.relay.bytes,
             relayed_bytes_per_s=self.relay.bytes_per_s(),
         )

@@ -17,11 +17,17 @@ from ravnest.api.views import (
     Series,
     StageView,
 )
-from ravnest.api.work import WORKER_OVERHEAD_BYTES
+from ravnest.api.work import WORKER_OVERHEAD_BYTES, offered_bytes
 from ravnest.server.changes import Event, Point
 from ravnest.server.service.live import LiveRun
-from ravnest.server.state.records import Job, Part, Run
+from ravnest.server.state.records import Job, Part, Provider, Run
 from ravnest.server.state.world import World
+
+
+def offered_by(provider: Provider) -> int:
+    """0 as long as it is not measured."""
+    figures, of_device = provider.figures, provider.facts.device_memory_bytes
+    return offered_bytes(figures.memory_bytes, of_device) if figures else 0
 
 
 def provider_view(world: World, id: int) -> ProviderView:
@@ -46,7 +52,7 @@ def provider_view(world: World, id: int) -> ProviderView:
         memory_bytes=figures.memory_bytes if figures else 0,
         memory_free_bytes=beat.memory_free_bytes if beat else 0,
         worker_memory_bytes=beat.worker_memory_bytes if beat else 0,
-        worker_limit_bytes=figures.memory_bytes + WORKER_OVERHEAD_BYTES if figures else 0,
+        worker_limit_bytes=offered_by(provider),
         cpu=beat.cpu if beat else 0.0,
         gflops=figures.gflops if figures else 0.0,
         up_mbps=figures.up_mbps if figures else 0.0,
