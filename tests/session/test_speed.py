@@ -40,8 +40,34 @@ def test_the_clusters_add_up_and_validation_does_not_count():
 
 
 def test_much_less_than_expected_is_wondered_at():
-    slow = curves(c0=((1, 0.1, 100.0, 0.5), (11, 0.6, 110.0, 0.4)))
+    slow = curves(c0=((1, 0.1, 100.0, 0.5), (11, 0.6, 111.0, 0.4)))
     assert speed_words(DONE, slow).endswith("expected: is something else running on the machines?")
+
+
+def test_validation_may_have_taken_most_of_the_time():
+    half = curves(c0=((1, 0.1, 100.0, 0.5), (11, 0.6, 105.0, 0.4), (21, 0.6, 120.0, 0.4)))
+    assert speed_words(DONE, half).endswith("25% of the 40 that the plan has expected")
+
+
+PAUSED = {
+    "every step": (
+        *((n, 0, n / 4, 1) for n in range(9)),
+        *((n, 1, 600 + n / 4, 1) for n in (9, 10)),
+    ),
+    "every hundredth": ((1, 0, 0.0, 1), (101, 0, 25.0, 1), (201, 0, 650.0, 1), (301, 1, 675.0, 1)),
+    "once": ((1, 0, 0.0, 1), (241, 0, 60.0, 1), (242, 0, 660.0, 1), (482, 1, 720.0, 1)),
+}
+
+
+@pytest.mark.parametrize("points", PAUSED.values(), ids=PAUSED)
+def test_a_pause_is_not_slowness(points):
+    assert mean_speed(DONE, curves(c0=points)) == pytest.approx(40)
+
+
+def test_steps_that_are_told_in_bundles_are_no_pauses():
+    """Most of them seem to take no time at all."""
+    bundles = tuple((n, 0.1, n // 8 * 2.0, 0.5) for n in range(41))
+    assert mean_speed(DONE, curves(c0=bundles)) == pytest.approx(40)
 
 
 @pytest.mark.parametrize(

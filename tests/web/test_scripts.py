@@ -214,3 +214,14 @@ def test_a_machine_that_is_paused_at_work_ends_that_first(visit: Visit) -> None:
     assert doing("training", "true") == "training, then paused"
     assert doing("training", "false") == "training"
     assert doing("paused", "true") == "paused"
+
+
+@in_browser()
+def test_a_pause_is_not_slowness(visit: Visit) -> None:
+    """Four steps in a second before and after it, of each of two clusters."""
+    points = [[1, 0, 0.0, 1], [241, 0, 60.0, 1], [242, 0, 660.0, 1], [482, 1, 720.0, 1]]
+    bundles = [[n, 0.1, n // 8 * 2.0, 0.5] for n in range(41)]
+    series = {"train/loss@0": points, "train/loss@1": bundles, "eval/loss@0": points}
+    filled = f"(() => {{ const c = new m.Curves(); c.replace({series}); return c; }})()"
+    assert run(visit, "charts/data.js", f"{filled}.stepsPerSecond()") == 8
+    assert run(visit, "charts/data.js", "new m.Curves().stepsPerSecond()") == 0

@@ -6,6 +6,9 @@
 const MOST_POINTS = 20_000;
 /** Of less than that no speed can be told. */
 const LEAST_S = 1;
+/** So long at least, and so many times what steps take there: a pause, or a long validation. */
+const REST_S = 10;
+const REST = 10;
 /** @type {Record<Axis, 0|1|2>} */
 const PLACE = { step: 0, epoch: 1, at: 2 };
 
@@ -49,15 +52,10 @@ export class Curves {
     }
   }
 
-  /** Of all clusters together, from the first step to the last, validation included; 0 if unknown. */
+  /** Of all clusters together, from the first step to the last, long rests left out; 0 if unknown. */
   stepsPerSecond() {
     let sum = 0;
-    for (const [key, points] of this.points) {
-      const [first, last] = [points[0], points.at(-1)];
-      if (!first || !last || partsOf(key).name !== "train/loss") continue;
-      const seconds = last[2] - first[2];
-      if (seconds >= LEAST_S) sum += (last[0] - first[0]) / seconds;
-    }
+    for (const [key, points] of this.points) if (partsOf(key).name === "train/loss") sum += paceOf(points);
     return sum;
   }
 
@@ -71,6 +69,28 @@ export class Curves {
     }
     return groups;
   }
+}
+
+/**
+ * Steps per second of one cluster. `session/speed.py` has the same rule.
+ * @param {CurvePoint[]} points
+ */
+function paceOf(points) {
+  /** @type {{ steps: number, seconds: number }[]} */
+  const gaps = [];
+  points.forEach(([step, , at], index) => {
+    const before = points[index - 1];
+    if (before && step > before[0]) gaps.push({ steps: step - before[0], seconds: at - before[2] });
+  });
+  const paces = gaps.map(({ steps, seconds }) => seconds / steps).sort((a, b) => a - b);
+  const usual = paces[(paces.length - 1) >> 1] ?? 0;
+  let [steps, seconds] = [0, 0];
+  for (const gap of gaps) {
+    if (gap.seconds > Math.max(REST_S, REST * usual * gap.steps)) continue;
+    steps += gap.steps;
+    seconds += gap.seconds;
+  }
+  return seconds >= LEAST_S ? steps / seconds : 0;
 }
 
 /**
