@@ -37,8 +37,9 @@ class Hello(_Typed, frozen=True, kw_only=True):
     """Made anew by every process; another one than before means that the peer was restarted."""
     received: Count
     """Sequence number of the last frame that arrived complete."""
-    chunk_bytes: Count
-    """What frames for this side are best divided into: it may take in little at a time."""
+    chunk_bytes: Count = 0
+    """What frames for this side are best divided into: it may take in little at a time. Protocol 4
+    had no such field, and is told so: a field that comes later needs a default too."""
 
 
 class Refused(_Typed, frozen=True, kw_only=True):
