@@ -1,5 +1,8 @@
 """A submission whose answer was lost is sent again, and makes no second job."""
 
+import itertools
+from types import SimpleNamespace
+
 import pytest
 import torch
 from session.fake_office import Office
@@ -7,6 +10,7 @@ from starlette.responses import Response
 from torch import nn
 
 from ravnest.api.requests import SUBMISSION_KEY
+from ravnest.client.http import BrokenOffError
 from ravnest.errors import ServerError
 from ravnest.session import Session, submitting
 
@@ -86,6 +90,26 @@ def test_a_submission_does_not_wait_for_ever(monkeypatch):
     with Busy(429) as office, pytest.raises(ServerError, match="not now"):
         submit(office)
     assert len(office.keys) == 1
+
+
+def test_a_submission_outlasts_a_server_that_ends_and_is_away_for_a_while(caplog):
+    with Busy(503) as office:
+        office.losses = 2 * submitting._ATTEMPTS
+        job = submit(office)
+        assert list(office.jobs) == [job.id]
+        assert len(set(office.keys)) == 1
+    (told,) = [one for one in caplog.records if one.levelname == "WARNING"]
+    assert told.getMessage().endswith("not now; trying again for up to 30 min …")
+
+
+def test_a_server_that_has_ended_is_not_waited_for_for_ever(monkeypatch):
+    ten_minutes = itertools.count(0.0, 600.0)
+    monkeypatch.setattr(submitting, "time", SimpleNamespace(monotonic=lambda: next(ten_minutes)))
+    with Busy(503) as office:
+        office.losses = 1000
+        with pytest.raises(BrokenOffError):
+            submit(office)
+    assert len(office.keys) == 4
 
 
 class Foreign(Office):

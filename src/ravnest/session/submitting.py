@@ -29,7 +29,7 @@ CHECKED_S = 1800.0
 _TRIED_S = 1800.0
 """How long the server may say that this is not the moment."""
 _ATTEMPTS = 6
-"""In a row that break off."""
+"""In a row that break off, of a server that has not said that it would be back."""
 _LATER = frozenset({429, 503})
 """Too much at once, a server that ends, or one behind a proxy that is not there yet."""
 _FIRST_WAIT = 4
@@ -62,13 +62,15 @@ def _post(client: HttpClient, prepared: Prepared) -> JobView:
                 return client.read("/jobs", answer, JobView)
         except BrokenOffError:
             broken += 1
-            if broken == _ATTEMPTS or client.closed.wait(delay_s(broken - 1)):
+            enough = time.monotonic() > ends_at if waits else broken == _ATTEMPTS
+            if enough or client.closed.wait(delay_s(broken - 1)):
                 raise
         except AnswerError as error:
             if error.status not in _LATER or time.monotonic() > ends_at:
                 raise
             if not waits:
-                logger.info("%s; trying again …", error)
+                # As a warning, which a script shows that has set up no logging: it stands still.
+                logger.warning("%s; trying again for up to %.0f min …", error, _TRIED_S / 60)
             broken, waits = 0, waits + 1
             if client.closed.wait(delay_s(_FIRST_WAIT + waits - 1)):
                 raise
