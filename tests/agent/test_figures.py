@@ -22,6 +22,7 @@ from ravnest.agent.machine import (
     worker_environment,
 )
 from ravnest.agent.pacing import Bucket
+from ravnest.agent.upkeep import Upkeep
 from ravnest.agent.workload import Speed
 from ravnest.api.limits import Name
 from ravnest.api.machine import Caps
@@ -172,6 +173,17 @@ def test_a_bucket_does_not_save_up_for_ever():
     bucket = Bucket(8.0, clock=lambda: now[0])
     now[0] = 1000.0
     assert bucket.take(1_000_000) == pytest.approx(0.75)
+
+
+def test_the_owner_of_a_slow_line_is_told_how_slow_it_is():
+    async def measured(client, *, up, down):
+        return types.SimpleNamespace(up_mbps=0.1, down_mbps=0.3, latency_ms=2.0)
+
+    told = []
+    measuring = types.SimpleNamespace(measure_link=measured)
+    around = types.SimpleNamespace(client=None, up=None, down=None)
+    asyncio.run(Upkeep(around, measuring, lambda *it: told.append(it)).measure())
+    assert told == [("measured", "0.1 Mbit/s up, 0.3 down, 2.0 ms to the server")]
 
 
 class Counting(Bucket):

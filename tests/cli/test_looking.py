@@ -3,6 +3,7 @@
 import io
 import re
 import sys
+import types
 
 import msgspec
 import pytest
@@ -10,7 +11,7 @@ from web.fake_server import Site, token
 from web.simulation import JOB, Simulation
 
 from ravnest.api.views import JobDetail, JobView, Overview, ProviderView
-from ravnest.cli import main, screen
+from ravnest.cli import main, provider, screen
 from ravnest.planning.figures import size
 
 pytestmark = pytest.mark.usefixtures("home")
@@ -188,6 +189,15 @@ def test_a_machine_that_has_joined_nothing_has_no_status(home, capsys):
         (home / "provider" / "identity" / name / "identity.json").write_text(text)
     assert main(["provider", "status"]) == 1
     assert "joined 2 servers, say which: https://a:1, https://b:1" in capsys.readouterr().err
+
+
+def test_a_slow_line_is_not_shown_as_none(site, capsys):
+    """Of 0.1 Mbit/s, which an owner may allow, nothing was left."""
+    view = next(iter(site.hub.simulation.providers.values()))
+    slow = msgspec.structs.replace(view, up_mbps=0.1, down_mbps=0.25)
+    client = types.SimpleNamespace(address=site.url, get=lambda path, type: slow)
+    provider._show_status(None, client)
+    assert "0.1 Mbit/s up, 0.25 Mbit/s down" in capsys.readouterr().out
 
 
 def test_a_token_is_printed_alone(ravnest):

@@ -59,7 +59,7 @@ class Upkeep:
             return None
         self._show(
             "measured",
-            f"{figures.up_mbps:.0f} Mbit/s up, {figures.down_mbps:.0f} down, "
+            f"{figures.up_mbps:,.1f} Mbit/s up, {figures.down_mbps:,.1f} down, "
             f"{figures.latency_ms:.1f} ms to the server",
         )
         return figures

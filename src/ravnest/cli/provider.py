@@ -75,11 +75,12 @@ def _find(url: str | None, home: Path | None, insecure: bool) -> "tuple[Identity
 def _show_status(identity: "Identity", client: "HttpClient") -> None:
     from ravnest.api.machine import provider_name
     from ravnest.api.views import ProviderView
+    from ravnest.planning.figures import plain
 
     view = client.get("/providers/me", ProviderView)
     at = f" on job {view.job}" if view.job else ""
     click.echo(f"{view.name} ({provider_name(view.id)}) at {client.address}: {view.doing}{at}")
     click.echo(
         f"offers {view.worker_limit_bytes / 1e9:.1f} GB, {view.gflops:.0f} GFLOP/s, "
-        f"{view.up_mbps:.0f} Mbit/s up, {view.down_mbps:.0f} Mbit/s down"
+        f"{plain(view.up_mbps)} Mbit/s up, {plain(view.down_mbps)} Mbit/s down"
     )
