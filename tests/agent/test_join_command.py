@@ -5,7 +5,7 @@ import signal
 
 import pytest
 
-from ravnest.agent import joining
+from ravnest.agent import identity, joining
 from ravnest.api.machine import Caps
 from ravnest.api.tokens import Token
 from ravnest.cli import main
@@ -18,6 +18,8 @@ TOKEN = Token.make("provider", b"\1" * 16)
 def joined(monkeypatch, tmp_path):
     """Records what `join` is called with; `joined.result` is what it returns or raises."""
     monkeypatch.setenv("RAVNEST_HOME", str(tmp_path))
+    for name in ("RAVNEST_TOKEN", "RAVNEST_JOIN_TOKEN"):
+        monkeypatch.delenv(name, raising=False)
 
     class Joined:
         result = None
@@ -54,14 +56,58 @@ def test_a_token_need_not_be_typed(joined, monkeypatch, variable):
     assert joined.token == TOKEN
 
 
-def test_a_token_for_something_else_is_left_out_where_nobody_has_typed_it(joined, monkeypatch):
-    """A machine that has joined needs none, and its owner may have one to submit jobs with."""
-    requester = Token.make("requester", b"\1" * 16)
-    monkeypatch.setenv("RAVNEST_TOKEN", str(requester))
+REQUESTER = Token.make("requester", b"\1" * 16)
+
+
+@pytest.mark.parametrize(
+    ("text", "server", "why"),
+    [
+        (str(REQUESTER), ["host"], "its role is requester"),
+        (str(TOKEN)[:-3], ["host"], "this is no token"),
+        (str(TOKEN), ["http://host", "--insecure"], "without TLS nobody can tell whether it is of"),
+    ],
+    ids=["of another role", "damaged", "of a server that shows no certificate"],
+)
+def test_the_token_of_all_commands_is_left_out_if_it_is_not_surely_for_joining(
+    joined, monkeypatch, capsys, text, server, why
+):
+    """Its owner may have it to submit jobs with, or for another server."""
+    monkeypatch.setenv("RAVNEST_TOKEN", text)
+    assert main(["join", *server]) == 0
+    assert joined.token is None
+    assert f"RAVNEST_TOKEN is not used to join: {why}" in capsys.readouterr().out
+
+
+def test_the_token_of_all_commands_does_not_hide_the_one_of_the_file(joined, monkeypatch, tmp_path):
+    (tmp_path / "join.toml").write_text(f'url = "host"\ntoken = "{TOKEN}"\n')
+    monkeypatch.setenv("RAVNEST_TOKEN", str(REQUESTER))
+    assert main(["join", "--config", str(tmp_path / "join.toml")]) == 0
+    assert joined.token == TOKEN
+
+
+@pytest.mark.parametrize(
+    "text",
+    [str(Token.make("provider", b"\2" * 16)), "damaged"],
+    ids=["of another server", "damaged"],
+)
+def test_a_machine_that_has_joined_does_not_look_at_the_token_of_all_commands(
+    joined, monkeypatch, capsys, text
+):
+    monkeypatch.setattr(identity, "load_identity", lambda home, address: object())
+    monkeypatch.setenv("RAVNEST_TOKEN", text)
     assert main(["join", "host"]) == 0
     assert joined.token is None
-    assert main(["join", "host", "--token", str(requester)]) == 0
-    assert joined.token == requester
+    assert capsys.readouterr().out == "returned to the pool\n"
+
+
+def test_what_is_given_to_join_with_is_taken_as_it_is(joined, monkeypatch, capsys):
+    """Whoever reads the refusal is told the role."""
+    assert main(["join", "host", "--token", str(REQUESTER)]) == 0
+    assert joined.token == REQUESTER
+    monkeypatch.setenv("RAVNEST_JOIN_TOKEN", str(REQUESTER))
+    joined.token = None
+    assert main(["join", "host"]) == 0
+    assert joined.token == REQUESTER
 
 
 @pytest.mark.parametrize("name", ["grace", "mei's MacBook 🍏"])

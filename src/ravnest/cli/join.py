@@ -3,12 +3,17 @@
 import re
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from ravnest.cli.numbers import NumberRange
 from ravnest.cli.settings_file import config_option
+
+if TYPE_CHECKING:
+    from ravnest.agent.instructions import Show
+    from ravnest.agent.settings import AgentSettings
+    from ravnest.api.tokens import Token
 
 EXIT_SIGNALLED = 128
 
@@ -35,8 +40,8 @@ def _device(ctx: click.Context, param: click.Parameter, value: str | None) -> st
 @config_option
 @click.option(
     "--token",
-    envvar=["RAVNEST_JOIN_TOKEN", "RAVNEST_TOKEN"],
-    help="From `ravnest server`; needed the first time only. Also RAVNEST_TOKEN.",
+    envvar="RAVNEST_JOIN_TOKEN",
+    help="From `ravnest server`; needed the first time only. Also RAVNEST_JOIN_TOKEN.",
 )
 @click.option("--name", show_default="the name of this computer", help="What others see.")
 @click.option(
@@ -136,12 +141,37 @@ def command(
             f"this machine will be called {settings.name!r}: names have letters of ASCII, digits, "
             "spaces and _.:+/@()-",
         )
-    parsed = Token.parse(token) if token else None
-    source = click.get_current_context().get_parameter_source("token")
-    if parsed and parsed.role != "provider" and source is click.core.ParameterSource.ENVIRONMENT:
-        parsed = None  # what its owner looks and submits with; it was not meant for joining
+    parsed = Token.parse(token) if token else _token_of_all_commands(settings, show)
     struck = asyncio.run(join(settings, parsed, show))
     return 0 if struck is None else EXIT_SIGNALLED + struck
+
+
+def _token_of_all_commands(settings: "AgentSettings", show: "Show") -> "Token | None":
+    """RAVNEST_TOKEN, if it is surely for this. Its owner may look and submit with it, perhaps at
+    another server, which must not keep a machine from joining, nor tell this server of it."""
+    import os
+
+    from ravnest.agent.identity import load_identity
+    from ravnest.api.tokens import Token
+    from ravnest.client.known import TOKEN_VARIABLE
+    from ravnest.errors import TokenError
+
+    text = os.environ.get(TOKEN_VARIABLE)
+    if not text or load_identity(settings.home, settings.address) is not None:
+        return None
+    try:
+        token = Token.parse(text)
+    except TokenError as error:
+        why = str(error)
+    else:
+        if token.role != "provider":
+            why = f"its role is {token.role}"
+        elif settings.address.scheme != "https":
+            why = f"without TLS nobody can tell whether it is of {settings.address}"
+        else:
+            return token
+    show("token", f"{TOKEN_VARIABLE} is not used to join: {why}")
+    return None
 
 
 def _settings(kind: Any, url: str, memory: float | None, given: dict[str, Any]) -> Any:
