@@ -281,6 +281,28 @@ def test_neighbours_are_measured_within_what_either_owner_allows(tmp_path, autho
     assert taken["up"] == taken["down"] >= 64 << 10
 
 
+def test_whoever_may_send_slowly_sends_small_pieces(tmp_path, authority):
+    """Both sides waited for the whole of 64 kB, one after the other, and found half the speed."""
+    one, two = (identity(tmp_path / str(n), authority, n) for n in (1, 2))
+    pieces = []
+
+    class Counting(Bucket):
+        def __init__(self):
+            pass
+
+        def take(self, size):
+            pieces.append(size)
+            return 0.0
+
+    async def talk(listener):
+        address = f"127.0.0.1:{listener.port}"
+        return await find(two, 1, (address,), measure=True, up=Counting())
+
+    assert listening(one, talk).mbps > 0
+    assert sum(pieces) >= 64 << 10
+    assert max(pieces) <= 8 << 10
+
+
 def test_the_port_is_free_between_close_and_open(tmp_path, authority):
     one = identity(tmp_path / "1", authority, 1)
 
