@@ -183,6 +183,30 @@ def test_a_machine_whose_disk_is_full_does_not_enrol(tmp_path, monkeypatch):
     run(test, tmp_path)
 
 
+def test_an_identity_that_is_away_for_a_moment_was_not_removed(tmp_path):
+    folder = tmp_path / "home" / "identity" / "there"
+    folder.mkdir(parents=True)
+    (folder / "identity.json").touch()
+    removal = identity.Removal(identity.Identity(folder, 1, "x", "credential", "authority"))
+    for _ in range(3):
+        (tmp_path / "home").rename(tmp_path / "away")
+        assert not removal.look()
+        (tmp_path / "away").rename(tmp_path / "home")
+        assert not removal.look()
+    shutil.rmtree(tmp_path / "home")
+    assert [removal.look(), removal.look()] == [False, True]
+
+
+def test_an_identity_on_a_disk_that_is_not_mounted_was_not_removed(tmp_path, monkeypatch):
+    """Its worker was killed, and the provider left."""
+    folder = tmp_path / "mount" / "home" / "identity" / "there"
+    folder.mkdir(parents=True)
+    monkeypatch.setattr(identity, "_disk_of", lambda path: 2 if path == folder else 1)
+    removal = identity.Removal(identity.Identity(folder, 1, "x", "credential", "authority"))
+    shutil.rmtree(tmp_path / "mount" / "home")
+    assert not any(removal.look() for _ in range(3))
+
+
 def test_an_agent_whose_home_was_removed_ends(tmp_path):
     """It stayed in the pool, and could not take what it was assigned."""
 

@@ -14,6 +14,7 @@ from ravnest.agent.clearing import Clearing
 from ravnest.agent.clockwork import Clockwork
 from ravnest.agent.control import Control
 from ravnest.agent.errand import Errand, Surroundings
+from ravnest.agent.identity import Removal
 from ravnest.agent.instructions import Show
 from ravnest.agent.machine import Load
 from ravnest.agent.measuring import Measuring
@@ -63,6 +64,7 @@ class Agent:
             on_measure=lambda: do(control.unmeasured()),
         )
         self._load = Load()
+        self._removal = Removal(around.identity)
         self._hello_at = 0.0
         self._finished = asyncio.Event()
         self._why_away = self._why_delayed = ""
@@ -121,7 +123,7 @@ class Agent:
         self._clockwork.give_server_time()
 
     def _beat(self) -> None:
-        if self._around.identity.is_gone and not self._finished.is_set():
+        if self._removal.look() and not self._finished.is_set():
             self._do(self._control.leave(now=True))
             home = self._around.settings.home
             self.problem = f"the identity of this provider is gone from {home}: join with a token"

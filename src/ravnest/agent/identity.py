@@ -66,14 +66,6 @@ class Identity:
         return self.folder / "ca.pem"
 
     @property
-    def is_gone(self) -> bool:
-        """Somebody has removed it. A disk that cannot be read just now may be read again."""
-        try:
-            return not (self.folder / "identity.json").exists()
-        except OSError:
-            return False
-
-    @property
     def port(self) -> int | None:
         return _read(self.folder / "identity.json").port
 
@@ -85,6 +77,34 @@ class Identity:
     def client(self, address: ServerAddress) -> HttpClient:
         authority = self.authority if address.scheme == "https" else None
         return HttpClient(address, authority=authority, bearer=self.credential)
+
+
+class Removal:
+    """Notices that somebody has removed an identity. Not at first sight, and not while the disk
+    that it was on cannot be read or is not mounted: that may come back."""
+
+    def __init__(self, identity: Identity) -> None:
+        self._folder = identity.folder
+        self._disk = _disk_of(identity.folder)
+        self._missed = 0
+
+    def look(self) -> bool:
+        """Whether it is gone for good; it was so the last time, too."""
+        self._missed = self._missed + 1 if self._is_gone() else 0
+        return self._missed > 1
+
+    def _is_gone(self) -> bool:
+        try:
+            if (self._folder / "identity.json").exists():
+                return False
+            around = next(path for path in self._folder.parents if path.exists())
+            return _disk_of(around) == self._disk
+        except OSError:
+            return False
+
+
+def _disk_of(path: Path) -> int:
+    return path.stat().st_dev
 
 
 def identity_folder(home: Path, address: ServerAddress) -> Path:
