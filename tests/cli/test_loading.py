@@ -4,6 +4,8 @@ import signal
 import subprocess
 import sys
 
+import pytest
+
 from ravnest.cli.loading import load_torch
 
 TORCH = """
@@ -17,14 +19,21 @@ print("went on")
 """
 
 
-def test_an_interrupt_while_torch_is_loaded_ends_the_program(tmp_path):
+LOADING = [
+    "from ravnest.cli.loading import load_torch; load_torch()",
+    "from ravnest.cli.doctor import machine; list(machine.torch_build())",
+    "from ravnest.cli.doctor import machine; list(machine.gpu())",
+]
+
+
+@pytest.mark.parametrize("loading", LOADING, ids=["by itself", "doctor", "its look for a GPU"])
+def test_an_interrupt_while_torch_is_loaded_ends_the_program(tmp_path, loading):
     """Torch swallows it otherwise, and what it needs is half loaded."""
     (tmp_path / "torch.py").write_text(TORCH)
     program = (
         "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)\n"
         f"import sys; sys.path.insert(0, {str(tmp_path)!r})\n"
-        "from ravnest.cli.loading import load_torch\n"
-        "load_torch()\n"
+        f"{loading}\n"
     )
     command = [sys.executable, "-c", program]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=60)

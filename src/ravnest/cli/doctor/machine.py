@@ -14,6 +14,7 @@ from ravnest import __version__
 from ravnest.agent.addresses import split_host_port
 from ravnest.agent.sandbox import why_not
 from ravnest.cli.doctor.findings import Check, Finding, broken, note, ok
+from ravnest.cli.loading import load_torch
 from ravnest.errors import NodeError
 from ravnest.planning.figures import quantity, size
 
@@ -60,9 +61,14 @@ def installed() -> Iterator[Finding]:
         yield ok("ravnest", f"ravnest {__version__} with everything it needs")
 
 
+def _torch() -> Any:
+    load_torch()
+    return importlib.import_module("torch")
+
+
 def torch_build() -> Iterator[Finding]:
     try:
-        torch = importlib.import_module("torch")
+        torch = _torch()
     except ImportError as error:
         yield broken("torch", f"torch cannot be imported: {error}", "install torch: see README.md")
         return
@@ -79,7 +85,7 @@ def torch_build() -> Iterator[Finding]:
 
 def gpu() -> Iterator[Finding]:
     try:
-        torch: Any = importlib.import_module("torch")
+        torch = _torch()
     except ImportError:
         return
     if torch.cuda.is_available():
