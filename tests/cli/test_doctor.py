@@ -40,6 +40,15 @@ def test_a_machine_that_is_well_passes(capsys):
     assert "none is known on this machine yet" in lines[-1]
 
 
+def test_a_list_of_servers_that_is_damaged_is_said_to_be(home, capsys):
+    home.mkdir()
+    (home / "servers.json").write_text("{")
+    assert main(["doctor"]) == 1
+    shown = capsys.readouterr().out
+    assert f"BROKEN  server    {home / 'servers.json'} cannot be understood" in shown
+    assert "none is known" not in shown
+
+
 def test_json_says_the_same(capsys):
     main(["doctor", "--json"])
     found = msgspec.json.decode(capsys.readouterr().out, type=list[Finding])

@@ -48,6 +48,10 @@ _OF_A_SERVER_HERE = (
 )
 
 
+class NoServerError(ServerError):
+    """None was named, and none is known here."""
+
+
 class KnownServer(msgspec.Struct, kw_only=True):
     token: str = ""
     authority: str = ""
@@ -101,7 +105,7 @@ def find_access(
     if address is None:
         address = _last_used(known) or _local_address(folder)
     if address is None:
-        raise ServerError(_nothing_known(folder))
+        raise NoServerError(_nothing_known(folder))
     entry = _remembered(known, address)
     operator = _operator_token(folder, address)
     found = token or entry.token or operator or None

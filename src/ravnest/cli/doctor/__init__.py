@@ -73,16 +73,16 @@ def _server(
 ) -> "Iterable[Finding]":
     from ravnest.cli.doctor.findings import broken, examine
     from ravnest.cli.doctor.server import ServerVisit
-    from ravnest.client.known import find_access
+    from ravnest.client.known import NoServerError, find_access
     from ravnest.errors import RavnestError, ServerError
 
     try:
         access = find_access(url, token, insecure=insecure)
+    except NoServerError:
+        yield from _joined(provider, token)
+        return
     except ServerError as error:
-        if url is not None:
-            yield broken("server", str(error))
-        else:
-            yield from _joined(provider, token)
+        yield broken("server", str(error))
         return
     except RavnestError as error:
         yield broken("token", str(error))
