@@ -227,3 +227,13 @@ def test_others_on_this_machine_do_not_get_at_what_a_script_has_made(tmp_path):
     run(test, tmp_path)
     assert {folder.stat().st_mode & 0o777 for folder in made} == {0o700}
     assert (home / "last-failed-worker.log").stat().st_mode & 0o7777 == 0o600
+
+
+def test_nor_do_they_on_the_first_run(tmp_path):
+    """Until the agent was started again, folders were open that were made with one in them."""
+    home = folders.WorkFolders(tmp_path)
+    home.shut()
+    made = [tmp_path / name for name in ("work", "gone", "files", "records", "undelivered")]
+    for folder in made:
+        (folder / "a7").mkdir(parents=True)
+    assert {folder.stat().st_mode & 0o777 for folder in made} == {0o700}

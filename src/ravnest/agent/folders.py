@@ -132,9 +132,10 @@ class WorkFolders:
     def shut(self) -> None:
         """To everybody else on this machine, as the home that they are in may not be."""
         for name in _WITH_WORK:
-            # Those that are not there yet are made so. Where there are no modes, nothing can be
-            # marked to run as somebody else either.
+            # Made here: whoever makes a folder in one of them first leaves it open. Where there
+            # are no modes, nothing can be marked to run as somebody else either.
             with contextlib.suppress(OSError):
+                (self.home / name).mkdir(exist_ok=True, mode=0o700)
                 (self.home / name).chmod(0o700)
 
     def keep_log(self, assignment: str) -> Path | None:
