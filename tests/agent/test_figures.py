@@ -214,7 +214,9 @@ def test_a_line_is_measured_within_what_its_owner_allows():
     up, down = Counting(), Counting()
     measure_link(Client(), up=up, down=down, clock=itertools.count(0, 0.1).__next__)
     assert up.taken == sent
-    assert sum(down.taken) == sum(received)
+    # Pings are not held up by whatever else the agent receives.
+    assert received[:5] == [1] * 5
+    assert sum(down.taken) == sum(received[5:])
     assert sum(sent) > 1 << 20
     assert sum(received) > 1 << 20
 
