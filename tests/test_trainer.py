@@ -5,7 +5,6 @@ names for addresses, routes lead to them, and certificates say who is who.
 """
 
 import json
-import socket
 import threading
 
 import pytest
@@ -15,6 +14,7 @@ from torch import nn
 
 from ravnest import Averaging, Node, Trainer, clusterize, model_fusion
 from ravnest.errors import NodeError, PeerError, RunError
+from ravnest.ports import free_ports
 from ravnest.provider.control import Control
 from ravnest.rundir import RunDir
 from ravnest.wire.peers import Patience
@@ -37,16 +37,6 @@ def data(clusters=1):
         (torch.randn(8, 4, generator=generator), torch.randint(0, 3, (8,), generator=generator))
         for _ in range(BATCHES * clusters)
     ]
-
-
-def free_ports(count):
-    sockets = [socket.socket() for _ in range(count)]
-    for each in sockets:
-        each.bind(("127.0.0.1", 0))
-    ports = [each.getsockname()[1] for each in sockets]
-    for each in sockets:
-        each.close()
-    return ports
 
 
 def criterion(outputs, batch):

@@ -7,7 +7,6 @@ fuse the stages, load the result into the original model, and score that.
 Run as a program with RAVNEST_NODE set, this file is the script that all three providers run.
 """
 
-import socket
 import sys
 import tempfile
 from collections.abc import Callable, Iterable
@@ -22,6 +21,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from ravnest.errors import PlanError, RunError
 from ravnest.launch import launch, planned_nodes
 from ravnest.operations.utils import clusterize
+from ravnest.ports import free_ports
 from ravnest.rundir import RunDir
 from ravnest.utils import model_fusion, set_seed
 
@@ -102,26 +102,16 @@ def _write_pool(folder: Path) -> RunDir:
         raise PlanError(f"{run.pool_file} is not the demo's own; choose another folder")
     run.root.mkdir(parents=True, exist_ok=True)
     mark.touch()
+    ports = free_ports(len(MACHINES))
     pool = {
         str(number): {
             "IP": f"127.0.0.1:{port}",
             "benchmarks": {"bandwidth": 1000, **figures},
         }
-        for number, (figures, port) in enumerate(zip(MACHINES, _free_ports(), strict=True))
+        for number, (figures, port) in enumerate(zip(MACHINES, ports, strict=True))
     }
     run.pool_file.write_bytes(msgspec.json.format(msgspec.json.encode(pool), indent=2))
     return run
-
-
-def _free_ports() -> list[int]:
-    sockets = [socket.socket() for _ in MACHINES]
-    try:
-        for each in sockets:
-            each.bind(("127.0.0.1", 0))
-        return [each.getsockname()[1] for each in sockets]
-    finally:
-        for each in sockets:
-            each.close()
 
 
 # ---- what every provider runs ----------------------------------------------------------------

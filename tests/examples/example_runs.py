@@ -2,7 +2,6 @@
 
 import re
 import runpy
-import socket
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +11,7 @@ import torch
 
 from ravnest import model_fusion
 from ravnest.launch import launch, planned_nodes
+from ravnest.ports import free_ports
 from ravnest.rundir import RunDir
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -90,10 +90,5 @@ class Example:
 
 def with_free_ports(pool: str) -> str:
     """The example's own pool; runs beside each other must not share ports."""
-    sockets = [socket.socket() for _ in re.findall(r"127\.0\.0\.1:\d+", pool)]
-    for each in sockets:
-        each.bind(("127.0.0.1", 0))
-    ports = iter([each.getsockname()[1] for each in sockets])
-    for each in sockets:
-        each.close()
+    ports = iter(free_ports(len(re.findall(r"127\.0\.0\.1:\d+", pool))))
     return re.sub(r"127\.0\.0\.1:\d+", lambda _: f"127.0.0.1:{next(ports)}", pool)

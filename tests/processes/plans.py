@@ -1,22 +1,12 @@
 """A plan for providers on loopback."""
 
 import json
-import socket
 
 import jobs
 
 from ravnest import clusterize
+from ravnest.ports import free_ports
 from ravnest.rundir import RunDir
-
-
-def free_ports(count):
-    sockets = [socket.socket() for _ in range(count)]
-    for each in sockets:
-        each.bind(("127.0.0.1", 0))
-    ports = [each.getsockname()[1] for each in sockets]
-    for each in sockets:
-        each.close()
-    return ports
 
 
 def plan(folder, model_name, providers, clusters=1):

@@ -6,7 +6,6 @@ import os
 import queue
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -25,6 +24,7 @@ from ravnest.api.work import Assignment, End, Line, Report, Started, WorkEnd, Wo
 from ravnest.data.dividing import divide, rows_of_cluster
 from ravnest.data.writing import write_data
 from ravnest.plan import Plan
+from ravnest.ports import free_ports
 from ravnest.recipes.checking import input_fields, target_fields
 from ravnest.rundir import RunDir
 from ravnest.stage.package import load_package
@@ -63,12 +63,6 @@ RECIPE = Recipe(
     metrics=(Named(name="accuracy"), Named(name="perplexity")),
 )
 TRAINING = TrainingSpec(epochs=2, batch_size=8, seed=11, schedule="sync")
-
-
-def free_port():
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return found.getsockname()[1]
 
 
 @dataclass
@@ -136,7 +130,8 @@ def prepare(run, written, *, validation=None, recipe=RECIPE, training=TRAINING, 
     """An assignment folder for every provider of the plan."""
     clusters = len(run.plan.clusters)
     stages = [(c.id, len(c.stages), stage) for c in run.plan.clusters for stage in c.stages]
-    ports = {stage.provider.id: free_port() for _, _, stage in stages}
+    ids = [stage.provider.id for _, _, stage in stages]
+    ports = dict(zip(ids, free_ports(len(ids)), strict=True))
     for cluster, count, stage in stages:
         number = stage.provider.id
         node = f"node_{number}"

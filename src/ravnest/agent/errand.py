@@ -5,7 +5,6 @@ Does what it is told, one step after another; what comes next is decided in `err
 
 import asyncio
 import contextlib
-import socket
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -31,6 +30,7 @@ from ravnest.api.work import Assignment, WorkEnd, WorkOrder, WorkReport
 from ravnest.client.answers import AnswerError
 from ravnest.client.http import HttpClient
 from ravnest.errors import JobError, RavnestError
+from ravnest.ports import free_ports
 
 _PROBES_AT_ONCE = 8
 _TELL_EVERY = 0.2
@@ -182,7 +182,7 @@ class Errand:
         """The port on which this machine is known is the worker's as long as it runs."""
         listener = self._around.listener
         if listener is None or not listener.is_open:
-            return "127.0.0.1", _free_port()
+            return "127.0.0.1", free_ports(1)[0]
         await listener.close()
         return listener.host, listener.port
 
@@ -293,8 +293,3 @@ class Errand:
             kept.drop(self.assignment.job)
         else:
             kept.leave(self.assignment.job, self.assignment.files)
-
-
-def _free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as found:
-        return int(found.getsockname()[1])
