@@ -8,9 +8,9 @@ from servers import TIMEOUT_S
 from state_simulation import SETTINGS, pool_of, preparing, training
 from test_standstill import report
 
-from ravnest.server.service.core import CLOCK_MOVED_S, Core
-from ravnest.server.state.events import Noted
-from ravnest.server.state.world import World
+from ravnest.server.service.core import Core
+from ravnest.server.state.events import Noted, Tick
+from ravnest.server.state.world import CLOCK_MOVED_S, World
 from ravnest.server.store import open_store
 
 HOUR_S, DAYS_S = 3600.0, 2 * 86400.0
@@ -23,9 +23,10 @@ LIMITS = {
 }
 
 
-def waits(what):
-    """A run that is given up after a while."""
+def waits(what, age_s=0.0):
+    """A run that is given up after a while, of a server that has been there for so long."""
     sim = pool_of(2)
+    sim.wait(age_s)
     job = (preparing if what == "preparing" else training)(sim)
     if what == "away":
         sim.cut(1)
@@ -59,6 +60,18 @@ def test_limits_begin_anew_when_the_clock_has_moved(what, by_s):
     sim.wait(LIMITS[what] - 1)
     assert not is_given_up(sim, job)
     sim.wait(2)
+    assert is_given_up(sim, job)
+
+
+@pytest.mark.parametrize("what", LIMITS)
+@pytest.mark.parametrize("by_s", [-0.5, 0.1 - CLOCK_MOVED_S])
+def test_a_clock_that_is_kept_right_makes_nobody_late(what, by_s):
+    """What was noted a moment ago is a little ahead of it then."""
+    sim, job = waits(what, age_s=DAYS_S)
+    sim.correct_clock(by_s)
+    sim.happen(Tick())
+    assert not is_given_up(sim, job)
+    sim.wait(LIMITS[what] + 2 * CLOCK_MOVED_S)
     assert is_given_up(sim, job)
 
 

@@ -19,12 +19,10 @@ from ravnest.server.changes import Event as LoggedEvent
 from ravnest.server.state.effects import Effects, Order, Wake
 from ravnest.server.state.events import ClockMoved, Event, Tick
 from ravnest.server.state.machine import handle
-from ravnest.server.state.world import World
+from ravnest.server.state.world import CLOCK_MOVED_S, World
 from ravnest.server.store import Reading, Store
 
 _Answer = TypeVar("_Answer")
-CLOCK_MOVED_S = 5.0
-"""By less than this a clock is kept right, and nothing follows from it."""
 logger = logging.getLogger("ravnest.server")
 
 

@@ -210,7 +210,7 @@ def remove_awaited(world: World, now: float) -> None:
         since = provider.awaited_since
         if since is None or provider.removed:
             continue
-        if max(since, world.started_at) + AWAITED_S <= now:
+        if world.since(since, now) + AWAITED_S <= now:
             remove(world, provider, "has never connected", now)
 
 

@@ -19,6 +19,8 @@ from ravnest.server.changes import Event, clean
 from ravnest.server.state.effects import Effects, Level, Order, Send
 from ravnest.server.state.records import Job, Part, Provider, Run
 
+CLOCK_MOVED_S = 5.0
+"""By less than this a clock is kept right, and nothing follows from it."""
 _MOST_NOTE = 1000
 
 
@@ -168,8 +170,10 @@ class World:
 
     def since(self, noted: float, now: float) -> float:
         """From when on a limit counts that began at the moment that was noted. What was noted
-        before the server began, or ahead of the clock, was noted by another one."""
-        return noted if self.started_at <= noted <= now else self.started_at
+        before the server began, or well ahead of the clock, was noted by another one."""
+        if noted > now + CLOCK_MOVED_S:
+            return self.started_at
+        return max(self.started_at, min(noted, now))
 
     def returns_by(self, part: Part, now: float) -> float:
         """Until when results are waited for that are being brought back; -inf if none are."""
