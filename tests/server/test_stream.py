@@ -184,6 +184,20 @@ def test_one_caller_has_few_places_to_look_from_and_operators_have_theirs(
         assert looks(one).status_code == 429
 
 
+def test_of_those_who_come_at_the_same_moment_no_more_look_than_may(monkeypatch):
+    monkeypatch.setattr(module, "MOST_LOOKING_EACH", 1)
+
+    async def story():
+        stream = House().stream
+        first, second = stream.look(whose="a"), stream.look(whose="a")
+        assert await anext(first)
+        assert [frame async for frame in second] == []
+        await first.aclose()
+        assert stream.looking == 0
+
+    asyncio.run(story())
+
+
 def test_who_has_been_let_go_has_a_place_until_they_are_gone(monkeypatch):
     monkeypatch.setattr(module, "_QUEUED", 0)
 

@@ -183,9 +183,15 @@ class Stream:
         )
 
     async def look(
-        self, may_still: Callable[[], bool] = lambda: True, whose: str = ""
+        self,
+        may_still: Callable[[], bool] = lambda: True,
+        whose: str = "",
+        *,
+        operator: bool = False,
     ) -> AsyncIterator[bytes]:
         """Server-sent events: everything, and then what changes, as long as they may look."""
+        if not self.has_place(whose, operator=operator):
+            return  # of several that were let in at the same moment, the others were sooner
         queue: asyncio.Queue[bytes | None] = asyncio.Queue()
         # The others are told first, so that everybody has the same before the next change.
         self._tell()

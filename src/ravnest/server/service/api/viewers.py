@@ -40,14 +40,15 @@ class _Viewers:
 
     async def stream(self, call: Call) -> Response:
         stream, whose = self._service.stream, call.whose
-        if not stream.has_place(whose, operator=call.caller.kind == "operator"):
+        operator = call.caller.kind == "operator"
+        if not stream.has_place(whose, operator=operator):
             raise Refusal(
                 "limited",
                 f"too many are looking already ({MOST_LOOKING_EACH} streams of one caller, "
                 f"{MOST_LOOKING} in all); close some, or try again later",
             )
         headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
-        content = stream.look(lambda: call.is_still_allowed("look"), whose)
+        content = stream.look(lambda: call.is_still_allowed("look"), whose, operator=operator)
         return StreamingResponse(content, headers=headers, media_type="text/event-stream")
 
     async def jobs(self, call: Call) -> list[JobView]:
