@@ -147,7 +147,9 @@ class Door:
 
         try:
             await self._loop.connect_accepted_socket(made, connection, **self._tls)
-        except OSError as error:  # whatever it was that TLS did not like, or that did not come
+        except Exception as error:  # whatever it was that TLS did not like, or that did not come
+            if not isinstance(error, OSError):
+                logger.error("a connection could not be begun", exc_info=error)
             # It has gone through frames that hold the error; the two, and with them the buffers of
             # TLS, would stay until the garbage is collected.
             error.__traceback__ = None
