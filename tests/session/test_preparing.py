@@ -212,7 +212,9 @@ def test_a_job_without_a_name_is_called_like_its_model(prepared, turned):
 
 @pytest.mark.parametrize("name", ["my job!", "two\nlines", "", "-", 7, "x" * 101])
 def test_a_name_that_cannot_be_is_found_before_the_model_is_captured(prepared, name):
-    with pytest.raises(JobError, match=r"^name is .*letters, digits, spaces"):
+    with pytest.raises(
+        JobError, match=r"^name is .*letters, digits, spaces.* begin with a letter, a digit or _$"
+    ):
         prepared(model="no model", data=images(), name=name)
 
 

@@ -54,10 +54,11 @@ def show(
     """Show a job: how far it is, its plan, its pipelines, what has happened."""
     with session_of(server, token, insecure) as session:
         job = session.job(job_id)
-        detail, events, series = job.detail(), job.events(), job.series()
-    if as_json:
-        print_json({"detail": detail, "events": events})
-        return
+        detail, events = job.detail(), job.events()
+        if as_json:
+            print_json({"detail": detail, "events": events})
+            return
+        series = job.series()
     import time
 
     from ravnest.cli import screen

@@ -107,7 +107,7 @@ def _check_name(name: Any) -> None:
     except msgspec.ValidationError:
         raise JobError(
             f"name is {name!r:.200}; it must be 1 to 100 letters, digits, spaces and _.:+/@()-, "
-            "and begin with a letter or a digit"
+            "and begin with a letter, a digit or _"
         ) from None
 
 
