@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import queue
+import socket
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -100,3 +101,11 @@ def running_server(
         yield server
     finally:
         server.stop()
+
+
+def closed(connection: socket.socket) -> bool:
+    """Waits for the other side's end of the connection."""
+    try:
+        return connection.recv(1) == b""
+    except ConnectionResetError:
+        return True

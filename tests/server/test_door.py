@@ -13,7 +13,7 @@ import weakref
 
 import httpx
 import pytest
-from servers import running_server
+from servers import closed, running_server
 
 from ravnest.server import door
 
@@ -66,14 +66,6 @@ async def house():
             yield here
             here.door.close()
             await here.door.wait_closed()
-
-
-def closed(connection):
-    """Waits for the other side's end of the connection."""
-    try:
-        return connection.recv(1) == b""
-    except ConnectionResetError:
-        return True
 
 
 @pytest.mark.parametrize("tls", [True, False])

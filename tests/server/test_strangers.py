@@ -14,7 +14,7 @@ import weakref
 import httpx
 import pytest
 import uvicorn
-from servers import running_server
+from servers import closed, running_server
 from uvicorn.server import ServerState
 
 from ravnest.server import door, sockets, strangers, taking
@@ -35,14 +35,6 @@ def doors(monkeypatch):
 
     monkeypatch.setattr(strangers, "Door", Noted)
     return made
-
-
-def closed(connection):
-    """Waits for the other side's end of the connection."""
-    try:
-        return connection.recv(1) == b""
-    except ConnectionResetError:
-        return True
 
 
 @pytest.mark.parametrize("tls", [True, False])
