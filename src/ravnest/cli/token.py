@@ -120,7 +120,11 @@ def revoke(
 
     ID may be the beginning of one.
     """
-    also = ", and removed the providers that have enrolled with it" if with_providers else ""
+    also = (
+        ", and removed the providers that are known to have enrolled with it"
+        if with_providers
+        else ""
+    )
     with session_of(server, token, insecure) as session:
         for one in ids:
             revoked = session.revoke_token(one, with_providers=with_providers)
