@@ -7,6 +7,7 @@ usage: python3 dev.py COMMAND [ARGS...]
   test             linter, formatter, types, then all tests
   test ARGS        only pytest, with these arguments: python3 dev.py test -k zoo
   bench [NAME...]  benchmarks/NAME/bench.py, or all of them
+  soak [NAME...]   long checks, or all of them: fuzzing for an hour, tests with all their cases
   lint             linter, formatter and types only
   clean            remove the virtual environment this script made
 
@@ -43,9 +44,13 @@ EXTRAS = {
     "demo": {"demo"},
     "test": {"demo", "lint", "test"},
     "bench": {"bench", "demo", "test"},
+    "soak": {"demo", "test"},
     "lint": {"lint"},
 }
 COMMANDS = (*EXTRAS, "clean")
+
+# What Python is given for each long check; tests/soaking.py sees that it is one.
+SOAK = {"fuzzing": ["tests/stage/fuzzing.py"], "tests": ["-m", "pytest", "-n", "2"]}
 
 
 class DevError(Exception):
@@ -242,6 +247,8 @@ def steps_of(command: str, args: list[str], root: Path, python: Path) -> dict[st
         return {"demo": [*module, "ravnest", "demo", *args]}
     if command == "bench":
         return bench_steps(args, root / "benchmarks", python)
+    if command == "soak":
+        return soak_steps(args, python)
     steps = {
         "ruff check": [*module, "ruff", "check", "."],
         "ruff format": [*module, "ruff", "format", "--check", "."],
@@ -260,6 +267,13 @@ def bench_steps(names: list[str], folder: Path, python: Path) -> dict[str, list[
         wanted = ", ".join(unknown) or "at all"
         raise DevError(f"no benchmark {wanted}; there are: {', '.join(known) or 'none'}", code=2)
     return {name: [str(python), str(folder / name / "bench.py")] for name in names or known}
+
+
+def soak_steps(names: list[str], python: Path) -> dict[str, list[str]]:
+    unknown = [name for name in names if name not in SOAK]
+    if unknown:
+        raise DevError(f"no long check {', '.join(unknown)}; there are: {', '.join(SOAK)}", code=2)
+    return {name: [str(python), *SOAK[name]] for name in names or SOAK}
 
 
 def run_steps(steps: dict[str, list[str]], folder: Path) -> int:
@@ -300,9 +314,11 @@ def dispatch(command: str, args: list[str]) -> int:
         return clean()
     steps = steps_of(command, args, ROOT, venv_python(VENV))
     install(EXTRAS[command])
-    if command == "test":
+    if command in ("test", "soak"):
         # The tests run in parallel already; threads on top would only fight for the cores.
         os.environ["OMP_NUM_THREADS"] = "1"
+    if command == "soak":
+        os.environ["RAVNEST_SOAK"] = "1"
     # The demo's --workdir is meant as the user's own shell would read it.
     return run_steps(steps, Path.cwd() if command == "demo" else ROOT)
 

@@ -17,6 +17,7 @@ NEEDS = {
     "postgres": "Debian: apt install postgresql",
     "namespaces": "Linux, root, and ip and tc (Debian: apt install iproute2)",
     "bwrap": "Debian: apt install bubblewrap",
+    "nginx": "Debian: apt install nginx-light libnginx-mod-stream",
 }
 
 
@@ -25,6 +26,8 @@ def is_there(need: str) -> bool:
         return shutil.which("chromium") is not None
     if need == "postgres":
         return bool(list(Path("/usr/lib/postgresql").glob("*/bin/initdb")))
+    if need == "nginx":
+        return Path("/usr/lib/nginx/modules/ngx_stream_module.so").exists()
     if need == "namespaces":
         tools = all(shutil.which(tool) for tool in ("ip", "tc"))
         return tools and getattr(os, "geteuid", lambda: 1)() == 0

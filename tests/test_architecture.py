@@ -18,7 +18,7 @@ SRC = Path(__file__).parents[1] / "src"
 # rooms it may import; a room that is not built yet costs nothing.
 PLAIN = {
     *("api", "errors", "plan", "config", "rundir", "outcome", "release"),
-    *("descriptors", "exits", "lifeline", "locks", "ports", "whole"),
+    *("descriptors", "exits", "lifeline", "locks", "ports", "sandbox", "web", "whole"),
 }
 ROOMS = {
     **dict.fromkeys(PLAIN, PLAIN),
@@ -107,6 +107,18 @@ NOT_FOR_DECIDING = {"asyncio", "grpc", "socket", "threading", "time", "torch"}
 UNSAFE_MODULES = {"_pickle", "cloudpickle", "dill", "marshal", "pickle", "shelve"}
 UNSAFE_BUILTINS = {"eval", "exec"}
 ONLY_SAFE_VALUE = {"weights_only": True, "allow_pickle": False}
+
+# Whatever makes TLS trust an authority, or reads one leniently, and the modules that may. gRPC gets
+# what `TrustAnchor` has written.
+TRUSTING = {
+    "ravnest.api.trust_anchor": {
+        *("cadata", "cafile", "capath", "load_verify_locations", "load_default_certs"),
+        *("set_default_verify_paths", "create_default_context", "PEM_cert_to_DER_cert"),
+    },
+    "ravnest.wire.grpc_network": {
+        *("root_certificates", "ssl_channel_credentials", "ssl_server_credentials"),
+    },
+}
 
 Sources = dict[str, str]
 
@@ -216,7 +228,25 @@ def unsafe_code(sources: Sources) -> list[str]:
     return found
 
 
-CHECKS = [wrong_directions, cycles, impure_decisions, unsafe_code]
+def trust_elsewhere(sources: Sources) -> list[str]:
+    """By name, wherever it stands: called, passed as a keyword, imported or looked up."""
+    found = []
+    for module, source in sources.items():
+        for node in ast.walk(ast.parse(source)):
+            match node:
+                case ast.Attribute(attr=name) | ast.Name(id=name) | ast.keyword(arg=name):
+                    pass
+                case ast.alias(name=name) | ast.Constant(value=str(name)):
+                    pass
+                case _:
+                    continue
+            owner = next((owner for owner, names in TRUSTING.items() if name in names), module)
+            if owner != module:
+                found.append(f"{module}: {name}")
+    return found
+
+
+CHECKS = [wrong_directions, cycles, impure_decisions, unsafe_code, trust_elsewhere]
 
 
 @pytest.mark.parametrize("check", CHECKS)
@@ -322,3 +352,23 @@ def test_safe_code_passes():
     source = "model.eval()\nclass Modes:\n    eval: int\n"
     source += "torch.load(path, weights_only=True)\nnumpy.load(path, allow_pickle=False)"
     assert unsafe_code({"ravnest.stage.package": source}) == []
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "context.load_verify_locations(text)",
+        "f(cadata=text)",
+        "ssl.PEM_cert_to_DER_cert(text)",
+        "from ssl import create_default_context as secure",
+        "getattr(context, 'load_verify_locations')(text)",
+        "grpc.ssl_channel_credentials(text)",
+    ],
+)
+def test_trust_in_another_place_is_found(source):
+    assert len(trust_elsewhere({"ravnest.client.trust": source})) == 1
+
+
+def test_trust_in_its_place_passes():
+    sources = {"ravnest.api.trust_anchor": "context.load_verify_locations(cadata=self.pem)"}
+    assert trust_elsewhere(sources) == []

@@ -5,6 +5,7 @@ Nothing is installed here; pip and venv are replaced by recorders that behave or
 
 import ast
 import importlib.util
+import os
 import sys
 from pathlib import Path
 
@@ -207,6 +208,25 @@ def test_lint_and_demo(dev, tmp_path):
     assert "pytest" not in dev.steps_of("lint", [], tmp_path, Path("py"))
     steps = dev.steps_of("demo", ["--workdir", "x"], tmp_path, Path("py"))
     assert steps == {"demo": ["py", "-m", "ravnest", "demo", "--workdir", "x"]}
+
+
+def test_long_checks_by_name_or_all(dev, machine, capsys):
+    root = Path(dev.__file__).parent
+    steps = dev.steps_of("soak", [], root, Path("py"))
+    assert list(steps) == ["fuzzing", "tests"]
+    assert (root / steps["fuzzing"][1]).is_file()
+    assert steps["tests"] == ["py", "-m", "pytest", "-n", "2"]
+    assert dev.main(["soak", "fuzing"]) == 2
+    assert "no long check fuzing; there are: fuzzing, tests" in capsys.readouterr().err
+
+
+def test_tests_know_that_they_are_a_long_check(dev, machine, monkeypatch):
+    monkeypatch.setattr(dev, "run_steps", lambda steps, folder: 0)
+    for command, expected in (("test", None), ("soak", "1")):
+        monkeypatch.setenv("RAVNEST_SOAK", "taken back when this test ends")
+        monkeypatch.delenv("RAVNEST_SOAK")
+        assert dev.main([command]) == 0
+        assert os.environ.get("RAVNEST_SOAK") == expected
 
 
 def test_benchmarks_by_name_or_all(dev, machine, tmp_path, capsys):

@@ -232,6 +232,19 @@ def test_commands_and_options_in_the_text_exist(document):
         assert {word.strip("[]()") for word in words if word.startswith("--")} <= known, line
 
 
+def test_every_promise_of_security_names_the_tests_that_show_it():
+    text = (ROOT / "docs" / "security.md").read_text(encoding="utf-8")
+    tables = re.findall(r"^\| promise \| test \|\n\|---\|---\|\n((?:\|.*\n)+)", text, re.MULTILINE)
+    assert len(tables) == 7
+    for row in "".join(tables).splitlines():
+        promise, shown_by = row.strip("| ").split(" | ")
+        named = re.findall(r"`(tests/[\w/]+\.py)::(test_\w+)`", shown_by)
+        assert named, promise
+        for file, test in named:
+            source = (ROOT / file).read_text(encoding="utf-8")
+            assert f"\ndef {test}(" in source, f"{file}::{test}, for: {promise}"
+
+
 def _prose(path: Path) -> str:
     return re.sub(r"^```.*?^```$", "", path.read_text("utf-8"), flags=re.MULTILINE | re.DOTALL)
 

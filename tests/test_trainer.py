@@ -105,7 +105,7 @@ class Company:
 
     def _certify(self, name):
         keys = our_authority().keys(name, dns=(name,))
-        (self.folder / f"{name}.ca").write_bytes(keys.authority)
+        (self.folder / f"{name}.ca").write_text(keys.authority.pem)
         (self.folder / f"{name}.pem").write_bytes(keys.certificate)
         (self.folder / f"{name}.key").write_bytes(keys.key)
 

@@ -1,16 +1,37 @@
-"""Propose the operator allow-list for a torch release; a person reads the diff before it is kept.
+"""Write the operator allow-list: what capture makes of the zoo and of ordinary layers.
 
-    python tools/list_operators.py > src/ravnest/stage/allowed_operators.txt
+    python tools/list_operators.py            the list
+    python tools/list_operators.py --calls    sample calls of its operators, for the fuzzer
 
-An operator qualifies if it maps tensors and plain numbers to tensors or numbers and nothing else:
-no files, no storages, no streams, no names, no handles, no output buffers, no backward formulas.
-The loader trusts the resulting file, never this script.
+An operator is on the list if capture emits it for a model of tests/zoo.py or a program of
+tests/zoo_models/layers.py (each line names the first that does), or if EXTRA gives a reason for
+it. It must also map tensors and plain numbers to tensors or numbers and nothing else: no files, no
+storages, no streams, no names, no handles, no backward formulas. Whatever else a model needs, the
+owner of a machine allows by name (`--allow-operator`).
+
+A person reads the diff before it is kept; the loader trusts the file, never this script.
 """
 
+import json
 import keyword
 import re
+import sys
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
 
 import torch
+
+ROOT = Path(__file__).resolve().parent.parent
+LIST = ROOT / "src" / "ravnest" / "stage" / "allowed_operators.txt"
+CALLS = ROOT / "tests" / "stage" / "sample_calls.json"
+MOST_CALLS = 3
+"""Of one operator."""
+
+EXTRA = {
+    "aten.as_strided.default": "extra: overlapping windows, as in Longformer; bounded in guarded.py"
+}
+"""Operators that no sample program emits, each with the reason why it is allowed."""
 
 PLAIN_TYPES = {
     "Tensor", "Optional[Tensor]", "List[Tensor]", "List[Optional[Tensor]]",
@@ -22,7 +43,7 @@ PLAIN_TYPES = {
 }  # fmt: skip
 
 UNDERSCORED = {
-    "_conj", "_grouped_mm", "_log_softmax", "_neg_view", "_safe_softmax", "_shape_as_tensor",
+    "_conj", "_log_softmax", "_neg_view", "_safe_softmax", "_shape_as_tensor",
     "_softmax", "_to_copy", "_unique2", "_unsafe_view", "_upsample_bicubic2d_aa",
     "_upsample_bilinear2d_aa", "_upsample_nearest_exact1d", "_upsample_nearest_exact2d",
     "_upsample_nearest_exact3d", "_weight_norm",
@@ -43,48 +64,33 @@ REFUSED = re.compile(
     r"cpu$|cuda$|sorted$|slice_inverse|batch_norm_(stats|elemt|gather|update)|rnn_tanh_cell_|quantized_)"
 )
 
-UNCHECKED = re.compile(
+
+UNSAFE = re.compile(
     r"^(native_|slow_conv|thnn_conv|conv_depthwise|convolution$|rrelu_with_noise|ctc_loss|lu_solve|"
     r"lu_unpack|linalg_(lu_solve|ldl_solve|lstsq|eig$|eigvals$)|pdist|range$|grid_sampler_|"
-    r"as_strided_)|_forward$|_polynomial_"
+    r"as_strided_|_grouped_mm|binomial)|_forward$|_polynomial_"
 )
-"""Kernels that trust their arguments: found by fuzzing to read or write outside their tensors, to
-divide by a size of zero or to loop as often as an argument says. Capture does not produce them,
-apart from ctc_loss, which belongs into the criterion."""
-
-
-WRITE_INTO = {
-    f"{name}.{overload}"
-    for name, overload in (
-        ("add", "out"), ("sub", "out"), ("mul", "out"), ("div", "out"), ("mv", "out"),
-        ("mm", "out"), ("sqrt", "out"), ("clamp_min", "out"),
-    )
-}  # fmt: skip
-"""Operators with an output buffer that real models use (spectral normalisation does)."""
+"""Kernels that read or write outside their tensors, leave results unwritten, divide by a size of
+zero or loop as often as an argument says (found by tests/stage/fuzzing.py). Never on the list."""
 
 
 def qualifies(schema: torch._C.FunctionSchema) -> bool:
     name = schema.name.removeprefix("aten::")
-    if f"{name}.{schema.overload_name}" in WRITE_INTO:
-        return True
     if name.startswith("_") and name.rstrip("_") not in UNDERSCORED and not _is_dunder(name):
         return False
-    if UNCHECKED.search(name) or _is_unchecked_overload(name, schema.overload_name):
-        return False
-    if REFUSED.search(name) or "out" in schema.overload_name.split("_") or name.endswith("_out"):
-        return False
-    if any(argument.is_out for argument in schema.arguments):
+    if UNSAFE.search(name) or REFUSED.search(name):
         return False
     types = [str(argument.type) for argument in (*schema.arguments, *schema.returns)]
     if not set(types) <= PLAIN_TYPES:
         return False
     returned = [str(result.type) for result in schema.returns]
-    if name.startswith("sym_") and name in ("sym_size", "sym_numel", "sym_stride"):
+    if name in ("sym_size", "sym_numel", "sym_stride"):
         return any("Tensor" in kind for kind in types)
     return bool(returned) and all("Tensor" in kind for kind in returned)
 
 
-def _is_unchecked_overload(name: str, overload: str) -> bool:
+def _is_unchecked_overload(schema: torch._C.FunctionSchema) -> bool:
+    name, overload = schema.name.removeprefix("aten::"), schema.overload_name
     if name.lstrip("_").startswith("upsample_") and overload != "vec":
         return True  # takes scales that need not fit its sizes
     if overload == "data" or keyword.iskeyword(overload):
@@ -93,24 +99,82 @@ def _is_unchecked_overload(name: str, overload: str) -> bool:
     return not torch._C._dispatch_has_kernel(qualified)  # TorchScript's own, without checks
 
 
+def overloads(origins: dict[str, str]) -> dict[str, str]:
+    """Other overloads of what is on the list, which TorchScript writes: `mul.Scalar` where export
+    writes `mul.Tensor`. The kernel behind them is the same, and guards belong to the name."""
+    known = {name.rsplit(".", 1)[0]: name for name in sorted(origins)}
+    return {
+        name: f"extra: overload of {known[base]}"
+        for name, is_out in candidates().items()
+        if (base := name.rsplit(".", 1)[0]) in known and not is_out and "generator" not in name
+    }
+
+
 def _is_dunder(name: str) -> bool:
-    return name in ("__and__", "__or__", "__xor__", "__lshift__", "__rshift__")
+    return name.startswith("__") and name.endswith("__")
 
 
-def main() -> None:
-    names = set()
-    for schema in torch._C._jit_get_all_schemas():
-        if not schema.name.startswith("aten::") or not qualifies(schema):
-            continue
-        name = schema.name.removeprefix("aten::")
-        overload = schema.overload_name or "default"
-        try:
-            getattr(getattr(torch.ops.aten, name), overload)
-        except AttributeError:
-            continue
-        names.add(f"aten.{name}.{overload}")
-    print("\n".join(sorted(names)))
+def candidates() -> dict[str, bool]:
+    """Every operator that could be on the list, and whether it writes to an output buffer."""
+    schemas = [it for it in torch._C._jit_get_all_schemas() if it.name.startswith("aten::")]
+    return {
+        f"aten.{schema.name.removeprefix('aten::')}.{schema.overload_name or 'default'}": any(
+            argument.is_out for argument in schema.arguments
+        )
+        for schema in schemas
+        if qualifies(schema) and not _is_unchecked_overload(schema)
+    }
+
+
+def emitted() -> Iterator[tuple[str, set[str]]]:
+    """Each model and program, and the operators that capture makes of it."""
+    sys.path.insert(0, str(ROOT / "tests"))
+    from stage.emitted import operators_of_layers, operators_of_model
+    from zoo import ZOO
+    from zoo_models.layers import PROGRAMS
+
+    for name in ZOO:
+        yield name, operators_of_model(name)
+    for name in PROGRAMS:
+        yield name, operators_of_layers(name)
+
+
+def write_calls() -> None:
+    """The first different calls of each operator among the programs of ordinary layers."""
+    sys.path.insert(0, str(ROOT / "tests"))
+    from stage.emitted import calls_of_layers
+    from zoo_models.layers import PROGRAMS
+
+    listed = {line.split()[0] for line in LIST.read_text().splitlines()}
+    found: dict[str, dict[str, None]] = {}
+    for program in PROGRAMS:
+        print(program, file=sys.stderr, flush=True)
+        for name, call in calls_of_layers(program):
+            known = found.setdefault(name, {})
+            if name in listed and len(known) < MOST_CALLS:
+                known[json.dumps(call)] = None
+    lines = [f'"{name}": [{", ".join(calls)}]' for name, calls in sorted(found.items()) if calls]
+    CALLS.write_text("{\n" + ",\n".join(lines) + "\n}\n")
+
+
+def write_list() -> None:
+    from ravnest.stage.arithmetic import ARITHMETIC
+    from ravnest.stage.operators import allow_operator
+
+    possible = candidates()
+    for name in possible:
+        allow_operator(name)
+    origins = dict(EXTRA)
+    for program, operators in emitted():
+        print(program, file=sys.stderr, flush=True)
+        for name in operators - ARITHMETIC.keys():
+            origins.setdefault(name, program)
+    origins = overloads(origins) | origins
+    if unfit := origins.keys() - possible.keys():
+        sys.exit(f"emitted, but not fit for the list: {sorted(unfit)}")
+    LIST.write_text("".join(f"{name} {origin}\n" for name, origin in sorted(origins.items())))
 
 
 if __name__ == "__main__":
-    main()
+    warnings.simplefilter("ignore")
+    write_calls() if sys.argv[1:] == ["--calls"] else write_list()

@@ -92,7 +92,9 @@ class _Member:
             send=lambda node, parcel: world.link(name, node).send(parcel),
             take_snapshot=self._take_snapshot,
             apply=self._apply,
-            skipped=lambda ring: self._when_free(lambda: self._share.skipped(ring)),
+            skipped=lambda ring, is_refused: self._when_free(
+                lambda: self._share.skipped(ring, is_refused=is_refused)
+            ),
             released=lambda ring, last: self._when_free(
                 lambda: self._share.released(ring, last=last)
             ),

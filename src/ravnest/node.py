@@ -53,7 +53,7 @@ from ravnest.provider.surroundings import surroundings
 from ravnest.provider.telemetry import Telemetry
 from ravnest.rundir import RunDir, file_of_cluster
 from ravnest.stage import structure
-from ravnest.stage.package import load_package
+from ravnest.stage.package import Limits, load_package
 from ravnest.wire import messages
 from ravnest.wire.networks import network_for
 from ravnest.wire.peers import Patience
@@ -118,6 +118,7 @@ class Node:
         patience: Patience | None = None,
         farewell_s: float = 600.0,
         node_data: str | Path | None = None,
+        package_limits: Limits | None = None,
         start: bool = True,
         **kwargs: Any,
     ) -> None:
@@ -136,7 +137,7 @@ class Node:
         self.criterion = criterion
         farewell_s = seconds("farewell_s", farewell_s)
         self._model = model
-        self._package = load_package(Path(self.document.template_path))
+        self._package = load_package(Path(self.document.template_path), package_limits)
         if self._package.manifest.plan_id != self.document.plan_id:
             raise NodeError(f"{self.document.template_path} belongs to another plan; plan again")
         self._graph = self._package.graph

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import json
+import shutil
 import sys
 from pathlib import Path
 
@@ -14,10 +15,15 @@ from ravnest.agent.joining import join
 from ravnest.agent.settings import AgentSettings
 from ravnest.agent.workload import Speed
 from ravnest.api.control import Assign, Beat, Begin, Ended, Measured, Prepared, Reported
-from ravnest.errors import RunDirError, ServerError, TokenError
+from ravnest.errors import NodeError, RunDirError, ServerError, TokenError
 
 SPEED = Speed(device="cpu", gflops=50.0, torch="2")
 TOY = Path(__file__).parent / "toy_worker.py"
+
+
+def toy_in(folder):
+    """In its own folder: from a sandbox it sees no other."""
+    return [sys.executable, shutil.copy(TOY, folder.path)]
 
 
 class Running:
@@ -29,16 +35,20 @@ class Running:
         """What to do at once when something is told."""
         self._shown = asyncio.Queue()
         self.agent = None
-        self._settings = AgentSettings(
+        self._settings = self.settings(server.address, home, **settings)
+        self._token = server.token() if token is True else token or None
+
+    @staticmethod
+    def settings(address, home, **settings):
+        return AgentSettings(
             **{
-                "address": server.address,
+                "address": address,
                 "home": home,
                 "name": "toy",
                 "listen": "127.0.0.1:0",
                 **settings,
             }
         )
-        self._token = server.token() if token is True else token or None
 
     async def __aenter__(self):
         self.task = asyncio.create_task(
@@ -47,7 +57,7 @@ class Running:
                 self._token,
                 self._show,
                 speed=SPEED,
-                worker_command=lambda folder: [sys.executable, str(TOY)],
+                worker_command=toy_in,
                 pauses=Pauses(0.01, 0.05),
                 on_agent=lambda agent: setattr(self, "agent", agent),
             )
@@ -57,7 +67,7 @@ class Running:
     async def __aexit__(self, *_):
         if not self.task.done():
             self.agent.leave(now=True)
-        with contextlib.suppress(ServerError, TokenError, RunDirError):
+        with contextlib.suppress(ServerError, TokenError, RunDirError, NodeError):
             async with asyncio.timeout(WAIT_S):
                 await self.task
 

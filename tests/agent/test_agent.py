@@ -4,6 +4,7 @@ import asyncio
 import errno
 import functools
 import json
+import signal
 import socket
 import threading
 
@@ -13,12 +14,13 @@ from made import assignment
 from running import Running, assign, beat_of, files, run, task, train, work
 from toyserver import WAIT_S
 
-from ravnest.agent import clockwork, fetching, sandbox
+from ravnest.agent import clockwork, errand, fetching, joining
 from ravnest.agent import folders as folders_module
 from ravnest.agent.errand import Errand
 from ravnest.agent.folders import WorkFolders
 from ravnest.agent.removing import remove
 from ravnest.api.control import (
+    Admit,
     Assign,
     Beat,
     Begin,
@@ -45,7 +47,11 @@ def test_from_the_first_start_to_delivered_results(tmp_path, monkeypatch):
         caps = Caps(threads=2)
         async with Running(server, tmp_path / "home", caps=caps) as running:
             hello = await server.hear(Hello)
-            assert (hello.state, hello.assignment, hello.caps) == ("idle", None, caps)
+            assert (hello.state, hello.assignment) == ("idle", None)
+            most = hello.caps.memory_bytes
+            assert hello.caps == Caps(threads=2, memory_bytes=most)
+            assert 0 < most < 0.8 * psutil.virtual_memory().total
+            assert "80 % of what is free; --memory changes it" in running.told("memory")[0]
             figures = (await server.hear(Measured)).figures
             assert figures.gflops == 50.0
             assert figures.memory_bytes > 0
@@ -112,7 +118,8 @@ def test_a_server_that_starts_anew_finds_the_worker_still_at_work(tmp_path):
 @pytest.mark.parametrize(
     ("job", "reason"),
     [
-        ("crash", "ended with code 3 without a word; its log ends with"),
+        ("crash", "ended with code 3 without a word"),
+        ("crash by a signal", f"ended with signal {signal.SIGSEGV:d} without a word"),
         ("nonsense", "not understood"),
         ("deep line", "not understood: maximum recursion depth"),
         ("endless line", "a line of more than"),
@@ -124,6 +131,8 @@ def test_a_worker_that_misbehaves_has_failed_and_its_log_is_kept(tmp_path, job, 
             end = (await work(server, task(server, job))).end
             assert end.outcome == "failed"
             assert reason in end.reason
+            assert end.signal == (signal.SIGSEGV if "signal" in job else None)
+            assert "hello from the log" not in end.reason, "that is for the owner alone"
             await server.say(7, Settled(assignment="a7"))
             await beat_of(server, "idle")
             assert "last-failed-worker.log" in running.told("log")[0]
@@ -137,24 +146,28 @@ def test_a_worker_that_takes_more_memory_than_allowed_is_ended(tmp_path):
     async def test(server):
         async with Running(server, tmp_path / "home", caps=Caps(memory_bytes=150_000_000)):
             end = (await work(server, task(server, "large"))).end
-            assert "its owner allows 143 MB" in end.reason
+            assert "more than the 0.1 GB of memory that it may take here" in end.reason
+            assert end.out_of_memory
 
     run(test, tmp_path)
 
 
-def test_a_worker_is_watched_though_the_server_has_never_said_welcome(tmp_path, monkeypatch):
+def test_processes_of_a_script_are_watched_though_the_server_has_never_said_welcome(
+    tmp_path, monkeypatch
+):
     monkeypatch.setattr(clockwork, "_USUAL_BEAT_S", 0.2)
 
     async def test(server):
         server.welcomes = False
-        caps = Caps(memory_bytes=150_000_000)
+        caps = Caps(memory_bytes=150_000_000, scripts="sandboxed")
         async with Running(server, tmp_path / "home", caps=caps) as running:
             await server.hear(Hello)
-            await server.say(7, Assign(assignment=task(server, "large")))
+            given = task(server, "large together", script=True)
+            await server.say(7, Assign(assignment=given))
             await running.tells("ready")
             await server.say(7, Begin(assignment="a7"))
             await running.tells("ended")
-            assert "its owner allows 143 MB" in running.told("ended")[0]
+            assert "more than the 0.1 GB of memory" in running.told("ended")[0]
 
     run(test, tmp_path)
 
@@ -230,7 +243,8 @@ def test_what_takes_long_is_not_done_in_the_thread_that_answers(tmp_path, monkey
         threads["remove"] = threading.current_thread()
         remove(path)
 
-    monkeypatch.setattr(sandbox, "why_not", why_not)
+    for module in (joining, errand):
+        monkeypatch.setattr(module, "why_not", why_not)
     older = tmp_path / "home" / "work" / "older"
     older.mkdir(parents=True)
 
@@ -354,9 +368,10 @@ def test_two_workers_talk_directly_or_through_the_server(tmp_path, listens):
             calling = task(server, "call", 8, neighbours=(neighbour(7),))
             for given in (listening, calling):
                 await server.say(given.provider, Assign(assignment=given))
-                prepared = await server.hear(Prepared, given.provider)
-                other = 15 - given.provider
-                assert prepared.relayed == (() if listens else (other,))
+            prepared = [await server.hear(Prepared) for _ in range(2)]
+            assert {each.assignment: each.relayed for each in prepared} == (
+                {"a7": (), "a8": ()} if listens else {"a7": (8,), "a8": (7,)}
+            )
             await server.say(7, Begin(assignment="a7"))
             await server.hear(Reported, 7)
             await server.say(8, Begin(assignment="a8"))
@@ -428,10 +443,36 @@ def test_peers_are_measured_when_the_server_asks(tmp_path):
                 PeerAddress(provider=9, addresses=addresses[8]),
                 PeerAddress(provider=10, addresses=("127.0.0.1:1",)),
             )
+            await server.say(8, Admit(provider=7, seconds=60.0))
             await server.say(7, Probe(peers=peers))
             found = (await server.hear(Measured, 7)).figures.peers
             speeds = {each.provider: each.mbps for each in found}
             assert speeds[8] > 0
             assert (speeds[9], speeds[10]) == (0, 0)
+
+    run(test, tmp_path)
+
+
+def test_a_service_of_this_machine_is_not_dialled_because_the_server_is_on_loopback(tmp_path):
+    """A tunnel or a proxy beside the server has that address as well, and behind it is the world:
+    any provider could name a database on the machine of the others."""
+
+    async def test(server):
+        called = []
+        victim = await asyncio.start_server(lambda *_: called.append(True), "127.0.0.1", 0)
+        place = f"127.0.0.1:{victim.sockets[0].getsockname()[1]}"
+        async with Running(server, tmp_path / "one"), Running(server, tmp_path / "two"):
+            for _ in range(2):
+                await server.hear(Measured)
+            # Of one that is on this machine at another port, and of one that is not here.
+            peers = (
+                PeerAddress(provider=8, addresses=(place,)),
+                PeerAddress(provider=9, addresses=(place,)),
+            )
+            await server.say(7, Probe(peers=peers))
+            figures = (await server.hear(Measured, 7)).figures
+            assert [each.mbps for each in figures.peers] == [0, 0]
+        assert called == []
+        victim.close()
 
     run(test, tmp_path)

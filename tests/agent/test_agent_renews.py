@@ -14,12 +14,12 @@ from ravnest.agent import clockwork
 from ravnest.agent.identity import RENEWED_BEFORE, _signing_request, load_identity
 from ravnest.agent.peers import client_context
 from ravnest.api.control import Hello, Measured
-from ravnest.server.authority import _LEAF_DAYS, open_authority
+from ravnest.server.authority import PROVIDER_DAYS, open_authority
 
 
 def make_end_soon(server):
     """What it signs from now on is almost over."""
-    server.now -= datetime.timedelta(days=_LEAF_DAYS) - RENEWED_BEFORE / 2
+    server.now -= datetime.timedelta(days=PROVIDER_DAYS) - RENEWED_BEFORE / 2
 
 
 async def shown_to_others(identity):

@@ -6,6 +6,7 @@ from made import CAPS, FACTS, FIGURES, FILE, assignment, end, report
 from ravnest.agent.control import Control
 from ravnest.agent.instructions import (
     AcceptCall,
+    AdmitPeer,
     BringBack,
     CancelPreparing,
     CleanUp,
@@ -24,6 +25,7 @@ from ravnest.agent.instructions import (
     Tell,
 )
 from ravnest.api.control import (
+    Admit,
     Assign,
     Begin,
     Ended,
@@ -390,6 +392,10 @@ def test_calls_are_accepted_once_there_is_somebody_to_take_them(phase):
 def test_a_probe_is_passed_on():
     peer = PeerAddress(provider=3, addresses=("10.0.0.3:5",))
     assert connected().heard(Probe(peers=(peer,))) == [ProbePeers((peer,))]
+
+
+def test_who_is_to_be_answered_is_passed_on():
+    assert connected().heard(Admit(provider=3, seconds=9.0)) == [AdmitPeer(3, 9.0)]
 
 
 def test_a_pause_is_for_the_next_assignment():

@@ -6,11 +6,10 @@ import resource
 
 import psutil
 from running import Running, run
-from test_peers import authority, identity, listening
+from test_peers import authority, find, identity, listening
 
 from ravnest.agent import doorstep
 from ravnest.agent.machine import Load
-from ravnest.agent.peers import find
 from ravnest.api.control import Hello
 
 __all__ = ["authority"]

@@ -19,7 +19,7 @@ from ravnest.agent.machine import (
     a_name,
     memory_for_training,
     threads_of,
-    worker_environment,
+    with_default_cap,
 )
 from ravnest.agent.pacing import Bucket
 from ravnest.agent.upkeep import Upkeep
@@ -29,6 +29,7 @@ from ravnest.api.machine import Caps
 from ravnest.api.work import WORKER_OVERHEAD_BYTES
 from ravnest.client.answers import AnswerError
 from ravnest.errors import NodeError, ServerError
+from ravnest.sandbox.environment import compute_environment
 
 CPU = Speed(device="cpu", gflops=1.0, torch="2")
 GPU = Speed(
@@ -105,16 +106,28 @@ def test_a_workers_environment_has_its_threads_and_no_secrets(monkeypatch):
     for name in needed:
         monkeypatch.setenv(name, f"/of the owner/{name}")
     monkeypatch.setenv("OMP_NUM_THREADS", "64")
-    environment = worker_environment(3)
+    environment = compute_environment(3)
     assert environment["OMP_NUM_THREADS"] == "3"
     assert set(needed) <= set(environment)
     assert not set(secrets) & set(environment)
 
 
+def test_without_a_cap_of_its_owner_a_worker_may_take_most_of_what_is_free(monkeypatch):
+    free = types.SimpleNamespace(available=10 << 30, total=16 << 30)
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: free)
+    caps, most = with_default_cap(Caps(), CPU)
+    assert most == 8 << 30
+    # A stage is planned for less than its worker may take.
+    assert memory_for_training(caps, CPU) < most - WORKER_OVERHEAD_BYTES
+    own = Caps(memory_bytes=3 << 30)
+    assert with_default_cap(own, CPU) == (own, 3 << 30)
+    assert with_default_cap(own, GPU) == (own, 0), "it is about the memory of the device"
+
+
 def test_a_strangers_program_does_not_learn_who_the_owner_is(monkeypatch, tmp_path):
     monkeypatch.setenv("LOGNAME", "ada")
     monkeypatch.setenv("TMPDIR", "/home/ada/tmp")
-    environment = worker_environment(1, home=tmp_path)
+    environment = compute_environment(1, home=tmp_path)
     assert (environment["HOME"], "TMPDIR" in environment) == (str(tmp_path), False)
     assert "ada" not in (environment["USER"], environment["LOGNAME"])
 

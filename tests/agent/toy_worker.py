@@ -1,11 +1,16 @@
 """Stands in for a worker: says what the name of its job asks for, and trains nothing."""
 
+import contextlib
+import ctypes
+import errno
 import json
 import os
 import socket
 import sys
 import threading
 from pathlib import Path
+
+from ravnest.sandbox.memory_limit import limit_memory
 
 NONSENSE = {
     "nonsense": "not json",
@@ -91,9 +96,38 @@ def spoil(how):
         Path("node_data/nodes").symlink_to("../../../../outside")
 
 
+def look_around():
+    """What a hostile graph would try, once it has the process: what it got."""
+    home = Path.cwd().parents[1]
+    owner = home.parent / "owner"
+    got = []
+    for secret in (*home.glob("identity/*/*"), owner / "secret", Path("/etc/shadow")):
+        with contextlib.suppress(OSError):
+            secret.read_bytes()
+            got.append(f"reads {secret.name}")
+    for place in (home, home / "work", owner, Path("/usr"), Path("/etc"), Path("/")):
+        with contextlib.suppress(OSError):
+            (place / "written").write_text("1")
+            got.append(f"writes to {place.name}")
+    got += [f"has {name}" for name in os.environ if "SECRET" in os.environ[name]]
+    if len([name for name in os.listdir("/proc") if name.isdigit()]) > 2:
+        got.append("sees processes")
+    system = ctypes.CDLL(None, use_errno=True)
+    if system.ptrace(16, os.getpid(), 0, 0) == 0 or ctypes.get_errno() != errno.ENOSYS:
+        got.append("may trace")
+    for family in (socket.AF_PACKET, socket.AF_VSOCK, socket.AF_ALG):
+        with contextlib.suppress(OSError):
+            socket.socket(family, socket.SOCK_RAW).close()
+            got.append(f"has a socket {family}")
+    socket.create_server(("127.0.0.1", 0)).close()  # its neighbours reach it
+    Path("mine").write_text("1")
+    return got
+
+
 def main():
     order = json.loads(Path("order.json").read_text())
     job = order["assignment"]["job_name"]
+    limit_memory(order["memory_bytes"])  # as workers do
     print("hello from the log", file=sys.stderr, flush=True)
     say(type="started")
     if job == "crash":
@@ -135,9 +169,23 @@ def main():
     if job in ("echo", "call"):
         {"echo": echo, "call": call}[job](order)
         return 0
+    if job == "crash by a signal":
+        ctypes.string_at(0)
     if job == "large":
-        ballast = bytearray(os.urandom(1)) * (200 << 20)
+        try:
+            bytearray(os.urandom(1)) * (200 << 20)
+        except MemoryError:
+            end("failed", out_of_memory=True)
+        return 1
+    if job == "large together":
+        is_child = os.fork() == 0
+        ballast = bytearray(os.urandom(1)) * (100 << 20)
+        if is_child:  # lines of two processes would get into each other
+            sys.stdin.read()
+            return 0
         say(type="report", report={"at": 1.0, "memory_bytes": len(ballast)})
+    if job == "look around":
+        say(type="report", report={"at": 1.0, "notes": look_around()})
     if job == "on a device":
         say(type="report", report={"at": 1.0, "memory_bytes": 77_000_000_000})
     if job == "flood":

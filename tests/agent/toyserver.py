@@ -58,7 +58,7 @@ class ToyServer:
         """What it gives instead of the first one, made of that."""
         self.welcomes = True
         self.heartbeat_s = 0.2
-        self.port = 0
+        self.host, self.port = "127.0.0.1", 0
 
     # ---- the test's side ----
 
@@ -67,7 +67,7 @@ class ToyServer:
 
     @property
     def address(self):
-        return ServerAddress("127.0.0.1", self.port)
+        return ServerAddress(self.host, self.port)
 
     def put(self, path, content):
         sha256 = hashlib.sha256(content).hexdigest()
@@ -88,7 +88,7 @@ class ToyServer:
     async def start(self):
         config = uvicorn.Config(
             self._app(),
-            host="127.0.0.1",
+            host=self.host,
             port=self.port,
             ssl_certfile=self.folder / "server.pem",
             ssl_keyfile=self.folder / "server.key",

@@ -13,7 +13,7 @@ from ravnest.planning.fusion import fuse_cluster
 from ravnest.provider.document import read_document
 from ravnest.rundir import RunDir
 from ravnest.server import belonging
-from ravnest.server.planjob.outcome import OUTCOME
+from ravnest.server.planjob.outcome import OUTCOME, PlanOrder
 from ravnest.server.service import reading, work
 from ravnest.server.state.records import Job
 from ravnest.session.following import decoded
@@ -68,7 +68,7 @@ def test_what_is_damaged_is_told_in_a_sentence(tmp_path, read, field, damage):
 
 def test_what_a_process_leaves_may_be_damaged(tmp_path):
     (tmp_path / OUTCOME).write_bytes(b'{"new": ' + b"[" * 100_000)
-    assert work._outcome(tmp_path, None).crashed
+    assert work._outcome(tmp_path, PlanOrder(task="check"), None).crashed
 
 
 def test_nobody_expects_only_one_of_them():

@@ -61,6 +61,13 @@ def test_status_as_json_is_the_overview(ravnest, site):
     assert [one.id for one in found.jobs] == list(site.hub.simulation.jobs)
 
 
+def test_status_says_that_a_server_has_no_sandbox(ravnest, site):
+    assert "without a sandbox" not in ravnest("status")
+    site.change(lambda simulation: setattr(simulation, "no_sandbox", "bubblewrap is missing"))
+    said = "looks at models without a sandbox: bubblewrap is missing"
+    assert said in ravnest("status").splitlines()[0]
+
+
 def test_status_of_an_empty_server_says_what_to_do(capsys):
     with Site(Simulation(machines=0)) as site:
         assert main(["status", "--server", site.url, "--insecure"]) == 0

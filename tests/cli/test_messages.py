@@ -40,3 +40,15 @@ def test_what_went_wrong_is_said_with_its_trace(capsys, held):
     said = capsys.readouterr().err
     assert "it failed" in said
     assert "KeyError: 'the cause'" in said
+
+
+@pytest.mark.parametrize("held", [False, True])
+def test_what_others_have_said_neither_steers_the_terminal_nor_forges_a_line(capsys, held):
+    with Messages() as messages:
+        if held:
+            messages.hold()
+        logger.warning("refused: %s", "no\x1b]0;owned\x07\x9b31m\nwarning: all is well")
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[0].startswith("warning: refused: no")
+    assert lines[1] == "    warning: all is well"
+    assert all(line.isprintable() for line in lines)

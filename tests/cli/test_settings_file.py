@@ -1,5 +1,6 @@
 """`--config`: what a command is told in a file, against what it is told otherwise."""
 
+import os
 import re
 import tomllib
 from pathlib import Path
@@ -7,10 +8,12 @@ from pathlib import Path
 import pytest
 
 from ravnest.agent import joining
+from ravnest.api.work import ALLOWED_OPERATORS
 from ravnest.cli import main
 from ravnest.cli.join import command as join_command
 from ravnest.cli.server import command as server_command
 from ravnest.server import running
+from ravnest.server.service.files import Quota
 
 EVERYTHING = """
 host = "127.0.0.1"
@@ -21,8 +24,14 @@ store = "postgresql://ravnest@localhost/ravnest"
 name = "shed"
 dashboard = "token"
 insecure = true
+behind-proxy = true
+require-sandbox = true
+allow-operator = ["aten.binomial.default"]
 max-upload = "2G"
 quota = 5_000_000
+owner-quota = "1M"
+owner-jobs = 7
+reserve = "2M"
 token-hours = 1.5
 away = 60
 settle = 0.5
@@ -38,6 +47,7 @@ print-json = true
 def served(monkeypatch, tmp_path):
     """Records what `serve` is called with."""
     monkeypatch.setenv("RAVNEST_HOME", str(tmp_path / "home"))
+    monkeypatch.setenv(ALLOWED_OPERATORS, "")  # the command sets it for its processes
 
     class Served:
         async def __call__(self, options, listening, ready, *, store, token_hours):
@@ -68,7 +78,12 @@ def test_every_option_of_a_server_can_be_in_its_file(served, written, tmp_path):
     assert {"train.example.org", "192.0.2.10"} <= set(options.names)
     assert (options.folder, options.name) == (tmp_path / "kept", "shed")
     assert options.dashboard == "token"
-    assert (options.most_upload_bytes, options.quota_bytes) == (2_000_000_000, 5_000_000)
+    assert options.behind_proxy
+    assert options.require_sandbox
+    assert os.environ[ALLOWED_OPERATORS] == "aten.binomial.default"
+    assert options.most_upload_bytes == 2_000_000_000
+    assert options.quota == Quota(5_000_000, 1_000_000, 2_000_000)
+    assert options.owner_jobs == 7
     assert (options.settings.away_s, options.settings.settle_s) == (60.0, 0.5)
     assert options.settings.standstill_s == 45.0
     assert (options.work.seconds, options.work.memory_bytes) == (90.0, 4_000_000_000)
@@ -100,7 +115,7 @@ def test_the_file_itself_may_be_named_by_the_environment(served, written, monkey
     [
         ("prot = 8470", "sets 'prot', which is no option; did you mean port?"),
         ("max_uplaod = 1", "did you mean max-upload?"),
-        ("zzz = 1", "there are away, check-seconds, dashboard, data,"),
+        ("zzz = 1", "there are allow-operator, away, behind-proxy, check-seconds,"),
         ('config = "x.toml"', "sets 'config', which is no option"),
         ("[server]\nport = 1", "sets 'server', which is no option"),
         ("port = [1, 2]", "port is a list; it takes one value only"),

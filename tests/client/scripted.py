@@ -12,7 +12,6 @@ from certificates import Authority
 from ravnest.api.tokens import Token
 from ravnest.client.address import ServerAddress
 from ravnest.client.http import HttpClient
-from ravnest.client.trust import fingerprint_of_pem
 
 
 class Scripted:
@@ -23,7 +22,7 @@ class Scripted:
         self.seen = []
         self.authority = authority or Authority()
         self.keys = self.authority.keys("server", dns=dns, valid=valid)
-        self.pem = self.keys.authority.decode()
+        self.pem = self.keys.authority.pem
         self.answers["GET", "/api/v1/authority"] = lambda handler: say(handler, 200, self.pem)
         outer = self
 
@@ -63,10 +62,10 @@ class Scripted:
         return context
 
     def token(self, role="requester"):
-        return Token.make(role, fingerprint_of_pem(self.pem))
+        return Token.make(role, self.keys.authority.fingerprint)
 
     def client(self, **options):
-        return HttpClient(self.address, authority=self.pem, bearer="secret", **options)
+        return HttpClient(self.address, authority=self.keys.authority, bearer="secret", **options)
 
     def __enter__(self):
         self._thread = threading.Thread(target=self._server.serve_forever, args=(0.05,))

@@ -1,6 +1,7 @@
 """Requests, answers and the many ways in which there is none."""
 
 import contextlib
+import json
 import socket
 import ssl
 
@@ -10,11 +11,12 @@ from certificates import Authority
 from scripted import Scripted, body_of, break_off, say
 
 from ravnest.api.requests import Health, JobAction
+from ravnest.api.views import JobView
 from ravnest.client import http
 from ravnest.client.address import ServerAddress
 from ravnest.client.answers import AnswerError, refusal
 from ravnest.client.http import BrokenOffError, HttpClient
-from ravnest.client.trust import fetch_authority, fingerprint_of_pem
+from ravnest.client.trust import fetch_authority
 from ravnest.errors import JobError, ServerError, TokenError
 
 
@@ -94,6 +96,21 @@ def test_a_servers_words_do_not_steer_the_terminal():
         assert str(error).isprintable()
 
 
+def test_nothing_that_a_server_says_steers_the_terminal(server):
+    """A hostile server, or a party whose words an honest one passes on."""
+    evil = "\x1b]0;owned\x07\x9b31m\u202e"
+    said = {"id": "7", "name": evil, "owner": "o", "state": "failed", "submitted_at": 1}
+    view = json.dumps({**said, "reason": f"why{evil}\nsecond line", "metrics": {evil: 1}})
+    server.answers["GET", "/api/v1/jobs/7"] = lambda handler: say(handler, 200, view)
+    server.answers["GET", "/api/v1/jobs/7/plan"] = lambda handler: say(handler, 200, evil)
+    with server.client() as client:
+        job, plan = client.get("/jobs/7", JobView), client.get_text("/jobs/7/plan")
+    assert job.reason.endswith("\nsecond line")
+    shown = [job.name, *job.metrics, *job.reason.splitlines(), plan]
+    assert all(text.isprintable() for text in shown)
+    assert "owned" in job.name
+
+
 def test_an_answer_of_another_kind_asks_for_the_same_version(server):
     server.answers["GET", "/api/v1/overview"] = lambda handler: say(handler, 200, '{"status": 7}')
     with server.client() as client, pytest.raises(ServerError, match="same version"):
@@ -131,11 +148,11 @@ def test_a_server_that_says_nothing_is_not_waited_for_for_ever():
 
 def test_the_authority_is_fetched_and_compared_with_the_token(server):
     token = server.token()
-    assert fetch_authority(server.address, token.fingerprint) == server.pem
+    assert fetch_authority(server.address, token.fingerprint) == server.keys.authority
 
 
 def test_another_servers_token_does_not_fit(server):
-    other = fingerprint_of_pem(Authority().keys("x").authority.decode())
+    other = Authority().keys("x").authority.fingerprint
     with pytest.raises(TokenError, match="is not the server that the token is from"):
         fetch_authority(server.address, other)
 
@@ -158,7 +175,7 @@ def test_something_else_than_an_authority_is_refused(content):
 def test_a_certificate_of_another_authority_is_not_trusted():
     with (
         Scripted() as server,
-        HttpClient(server.address, authority=Scripted().pem, bearer="secret") as client,
+        HttpClient(server.address, authority=Scripted().keys.authority, bearer="secret") as client,
         pytest.raises(ServerError, match="not the server that is known here"),
     ):
         client.get("/overview", Health)

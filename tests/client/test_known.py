@@ -6,18 +6,21 @@ import threading
 
 import filelock
 import pytest
+from certificates import Authority
 from scripted import Scripted
 
 from ravnest.api import DEFAULT_PORT
 from ravnest.api.tokens import Token
+from ravnest.api.trust_anchor import TrustAnchor
 from ravnest.client import known
 from ravnest.client.address import ServerAddress
 from ravnest.client.known import Access, find_access, open_client, remember
 from ravnest.errors import ServerError, TokenError
 from ravnest.locks import only_one
 
+AUTHORITY = TrustAnchor(Authority().certificate)
 FIRST, SECOND, OPERATOR = (
-    str(Token.make("requester", bytes([number]) * 16)) for number in (1, 1, 2)
+    str(Token.make("requester", of)) for of in (*[AUTHORITY.fingerprint] * 2, bytes(16))
 )
 
 
@@ -27,14 +30,14 @@ def test_without_anything_the_two_options_are_named(tmp_path):
 
 
 def test_what_is_said_wins_over_the_environment_which_wins_over_what_is_known(tmp_path):
-    remember(Access(ServerAddress("known", 1), FIRST, "PEM"), tmp_path)
+    remember(Access(ServerAddress("known", 1), FIRST, AUTHORITY), tmp_path)
     environment = {"RAVNEST_SERVER": "from.environment:2", "RAVNEST_TOKEN": SECOND}
     options = {"folder": tmp_path, "environment": environment}
     assert find_access("said:3", OPERATOR, **options).address.host == "said"
     assert find_access("said:3", OPERATOR, **options).token == OPERATOR
     assert find_access(**options) == Access(ServerAddress("from.environment", 2), SECOND)
     options["environment"] = {}
-    assert find_access(**options) == Access(ServerAddress("known", 1), FIRST, "PEM")
+    assert find_access(**options) == Access(ServerAddress("known", 1), FIRST, AUTHORITY)
 
 
 def test_the_last_one_used_is_meant(tmp_path):
@@ -46,19 +49,19 @@ def test_the_last_one_used_is_meant(tmp_path):
 
 
 def test_localhost_and_its_address_are_one_server_if_it_can_be_recognised(tmp_path):
-    remember(Access(ServerAddress("localhost", 1), FIRST, "PEM"), tmp_path)
+    remember(Access(ServerAddress("localhost", 1), FIRST, AUTHORITY), tmp_path)
     remember(Access(ServerAddress("127.0.0.1", 2, "http"), FIRST), tmp_path)
     options = {"folder": tmp_path, "environment": {}, "insecure": True}
     found = find_access("https://127.0.0.1:1", **options)
-    assert found == Access(ServerAddress("127.0.0.1", 1), FIRST, "PEM")
+    assert found == Access(ServerAddress("127.0.0.1", 1), FIRST, AUTHORITY)
     assert find_access("https://127.0.0.1:2", **options).token is None
     assert find_access("http://localhost:2", **options).token is None
 
 
 def test_an_authority_is_not_used_with_another_servers_token(tmp_path):
-    remember(Access(ServerAddress("known", 1), FIRST, "PEM"), tmp_path)
+    remember(Access(ServerAddress("known", 1), FIRST, AUTHORITY), tmp_path)
     options = {"folder": tmp_path, "environment": {}}
-    assert find_access("known:1", SECOND, **options).authority == "PEM"
+    assert find_access("known:1", SECOND, **options).authority == AUTHORITY
     assert find_access("known:1", OPERATOR, **options).authority is None
 
 
@@ -123,7 +126,7 @@ def test_the_first_conversation_fetches_the_authority_and_the_next_one_has_it(tm
             remember(Access(access.address, access.token, client.authority), tmp_path)
         assert [path for _, path, _ in server.seen] == ["/api/v1/authority"]
         again = find_access(environment={}, folder=tmp_path)
-        assert again.authority == server.pem
+        assert again.authority.pem == server.pem
         open_client(again).close()
         assert len(server.seen) == 1
 

@@ -1,12 +1,14 @@
+import contextlib
 import threading
 
 import pytest
 from scripted import Scripted, break_off, say
 
+from ravnest.client import stream as streams
 from ravnest.client import transfers
 from ravnest.client.http import BrokenOffError
 from ravnest.client.stream import TIME_HAS_PASSED, ServerEvent, follow, parse_events
-from ravnest.errors import TokenError
+from ravnest.errors import ServerError, TokenError
 
 
 def test_events_are_cut_out_of_lines():
@@ -24,6 +26,27 @@ def test_events_are_cut_out_of_lines():
     ]
     events = [ServerEvent("update", "{\n}"), ServerEvent("message", "x")]
     assert list(parse_events(lines)) == [TIME_HAS_PASSED, *events]
+
+
+def test_lines_end_where_the_stream_says_so():
+    pieces = [b"da", b"ta: a\xe2\x80", b"\xa8b\r\n\r", b"\ndata: y\n\nrest"]
+    assert list(streams.lines_of(pieces)) == ["data: a\u2028b", "", "data: y", ""]
+
+
+def test_a_line_without_end_is_given_up():
+    """Of a hostile server: what its reader has waiting in memory is bounded."""
+
+    def stream(handler):
+        handler.send_response(200)
+        handler.end_headers()
+        with contextlib.suppress(OSError):
+            for _ in range(200):
+                handler.wfile.write(bytes(1 << 20))
+
+    with Scripted() as server, server.client() as client:
+        server.answers["GET", "/api/v1/stream"] = stream
+        with pytest.raises(ServerError, match="without end"):
+            list(follow(client, "/stream", attempts=1))
 
 
 def test_a_broken_stream_is_taken_up_again(monkeypatch):

@@ -198,7 +198,8 @@ GRAPHS: dict[str, tuple[Change, str]] = {
     ),
     "a misfit": (first_call("aten.view.default", [W, [5, 7]]), "does not fit its arguments"),
     "a list to repeat": (first_call("mul", [[1], 1 << 40]), "does not fit its arguments"),
-    "a huge tensor": (first_call("aten.zeros.default", [[1 << 40]]), "more than .* allowed"),
+    "a huge tensor": (first_call("aten.zeros.default", [[1 << 39]]), "more than .* allowed"),
+    "a size of no tensor": (first_call("aten.zeros.default", [[1 << 40]]), "size .* out of bounds"),
     "an endless power": (first_call("pow", [1 << 40, 60]), "out of bounds"),
     "data-dependent": (
         lambda graph: operations(graph)[0].update(

@@ -20,6 +20,19 @@ data = jobs.loader(job["model"])
 me = os.environ["RAVNEST_NODE"]
 if job.get("late") == me:
     time.sleep(3)
+if job.get("lies") == me:
+    from ravnest.provider.averaging.course import Mean
+    from ravnest.provider.averaging.exchange import Exchange
+
+    truly = Exchange._sent
+
+    def lies(self, vector, item, payload):
+        """Every mean that this member makes is one of its own."""
+        if isinstance(item, Mean) and item.holders == 1:
+            payload = payload * 0 + 7.0
+        return truly(self, vector, item, payload)
+
+    Exchange._sent = lies
 node = Node(
     labels=data,
     patience=Patience(connect_s=30, resume_s=2.0, nobody_s=0.5),

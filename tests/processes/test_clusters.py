@@ -90,6 +90,29 @@ def test_a_provider_that_is_killed_ends_its_cluster_and_not_the_others(tmp_path,
     assert fused(0)
 
 
+@pytest.mark.parametrize("clusters", [2, 3])
+def test_a_member_that_overwrites_the_mean_is_named_and_spoils_no_other_model(
+    tmp_path, monkeypatch, clusters
+):
+    """It had everybody's model within a round."""
+    monkeypatch.chdir(tmp_path)
+    job = {"model": "cnn", "optimizer": "sgd", "schedule": "async", "reduce_factor": 2}
+    run = plan(tmp_path, "cnn", clusters, clusters)
+    liar = next(name for name, cluster in planned_nodes(run).items() if cluster == 1)
+    outcome, printed = start(tmp_path, run, {**job, "lies": liar, "epochs": 4})
+    assert set(outcome.codes.values()) == {0}, printed
+    assert re.search(rf"goes on without {liar}: in round \d+ it has moved the weights by", printed)
+    found = fused(0)
+    others = [name for name in planned_nodes(run) if name != liar]
+    assert not any(f"goes on without {name}: in round" in printed for name in others), printed
+    before = jobs.make_model("cnn").state_dict()
+    for name, value in found.items():
+        if name.endswith(("weight", "bias")):
+            assert float((value - before[name]).abs().max()) < 2, name
+    if clusters == 3:
+        assert_equal(found, fused(2))
+
+
 def test_a_cluster_without_data_ends_with_what_the_others_have_learnt(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     job = {"model": "cnn", "optimizer": "sgd", "schedule": "async", "shard_data": False}

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import zygote
 
 from ravnest import model_fusion
 from ravnest.launch import launch, planned_nodes
@@ -21,7 +22,7 @@ from plans import plan  # noqa: E402
 
 
 def command(job):
-    return [sys.executable, str(HERE / "provider.py"), json.dumps(job)]
+    return [zygote.python(), str(HERE / "provider.py"), json.dumps(job)]
 
 
 def start(folder, run, job):

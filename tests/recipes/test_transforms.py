@@ -116,7 +116,7 @@ def test_what_cannot_be_applied_is_refused_before_there_is_data(transforms, of, 
 
 
 def test_numbers_without_a_class_are_refused():
-    with pytest.raises(JobError, match="3 classes, and the data has the numbers 0 to 5"):
+    with pytest.raises(JobError, match=r"3 classes, and the data has other numbers too$"):
         apply(torch.arange(ROWS), named("one_hot", classes=3))
 
 

@@ -34,6 +34,7 @@ def make_job(folder: Path, **more: Any) -> tuple[JobSpec, dict[str, Path]]:
     x = torch.randn(ROWS, 16)
     y = torch.randint(0, 3, (ROWS,))
     written = write_data({"x": x, "y": y}, folder / "d", split="train")
+    validated = more.pop("validated", True)
     judged = write_data({"x": x[:16], "y": y[:16]}, folder / "v", split="validation")
     card = write_model(folder / "model", study(Net(), (x[:BATCH],)))
     names = ["card.json", *(entry.name for entry in card.files)]
@@ -44,7 +45,7 @@ def make_job(folder: Path, **more: Any) -> tuple[JobSpec, dict[str, Path]]:
         name=more.pop("name", "a small job"),
         model=tuple(ref(folder / "model" / name) for name in names),
         train=written.spec,
-        validation=judged.spec,
+        validation=judged.spec if validated else None,
         recipe=Recipe(
             inputs=(InputSpec(field="x"),),
             losses=(LossSpec(name="cross_entropy", target=InputSpec(field="y")),),

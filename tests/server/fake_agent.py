@@ -91,6 +91,8 @@ class FakeAgent:
         self.authority = authority
         self.name = name
         self.caps = Caps()
+        self.headers: dict[str, str] = {}
+        """Beside those of every agent, as a proxy adds them."""
         self.state: AgentState = "idle"
         self.assignment: str | None = None
         self.heard: list[FromServer] = []
@@ -137,7 +139,7 @@ class FakeAgent:
         async with connect(
             f"{self.url.replace('http', 'ws', 1)}/api/v1/{path}",
             ssl=secure(self.authority),
-            additional_headers={"Authorization": f"Bearer {self.credential}"},
+            additional_headers={"Authorization": f"Bearer {self.credential}", **self.headers},
             proxy=None,
             compression=None,
             max_size=64 << 20,

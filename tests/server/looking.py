@@ -31,11 +31,11 @@ async def frames(server: Any, bearer: str | None = None) -> AsyncIterator[Overvi
 async def until(
     server: Any, job: str, wanted: Callable[[JobView], bool], timeout_s: float = 90
 ) -> JobView:
-    """The first view of a job that is as wanted."""
+    """The first view of a job, as an operator has it, that is as wanted."""
     last = None
     try:
         async with asyncio.timeout(timeout_s):
-            async for frame in frames(server):
+            async for frame in frames(server, server.operator):
                 for view in frame.jobs:
                     if view.id == job:
                         last = view

@@ -79,6 +79,7 @@ def running_server(
     answers: queue.SimpleQueue[Ready | BaseException] = queue.SimpleQueue()
     options.setdefault("work", WorkLimits(seconds=120, threads=1))
     options.setdefault("names", ("localhost", "127.0.0.1"))
+    options.setdefault("dashboard", "open")  # tests look at what happens, mostly
     chosen = Options(folder=folder, settings=settings, **options)
     failures: list[BaseException] = []
 

@@ -25,6 +25,7 @@ from ravnest.api.control import (
     Settled,
     Steer,
 )
+from ravnest.api.dialling import Ip, bare_ip
 from ravnest.api.limits import FileRef
 from ravnest.api.machine import Caps, Figures, MachineFacts, PeerFigure
 from ravnest.api.work import Assignment, TrainingSpec, WorkEnd
@@ -161,9 +162,14 @@ def figures(id: int = 0, peers: Iterable[int] = ()) -> Figures:
         up_mbps=1.0,
         down_mbps=1.0,
         latency_ms=1.0,
-        addresses=(f"10.0.0.{id}:1",) if id % 2 else (),
+        addresses=(f"{source(id)}:7700",) if id % 2 else (),
         peers=tuple(PeerFigure(provider=peer, mbps=1.0) for peer in sorted(peers)),
     )
+
+
+def source(id: int) -> Ip | None:
+    """All of them on one LAN, and the server as well."""
+    return bare_ip(f"10.0.{id // 256}.{id % 256}")
 
 
 class Simulation:
@@ -242,7 +248,7 @@ class Simulation:
         for agent in self.agents.values():
             agent.disconnect()
         self.plans, self.fusings, self.wakes = [], [], []
-        kinds = ("provider", "job", "run", "part")
+        kinds = ("provider", "job", "run", "part", "killer")
         records = {kind: [b for (k, _), b in self.disk.items() if k == kind] for kind in kinds}
         number = max((note.number for note in self.notes), default=0)
         self.world = World.rebuilt(records, SETTINGS, number, self.now)
@@ -260,7 +266,9 @@ class Simulation:
             EnrolledNow(provider=number, name=f"p{number}", digest="d", facts=FACTS, caps=Caps())
         )
 
-    def submit(self, asked: bool, max_providers: int | None, owner: str = "o") -> None:
+    def submit(
+        self, asked: bool, max_providers: int | None, owner: str = "o", graph: str = ""
+    ) -> None:
         id = f"j{len(self.submitted)}"
         job = Job(
             id=id,
@@ -271,15 +279,16 @@ class Simulation:
             epochs=2,
             asked=asked,
             max_providers=max_providers,
+            graph=graph,
         )
         self.submitted.add(id)
         self.happen(Submitted(job=job))
 
-    def steer(self, job: str, action: str) -> None:
+    def steer(self, job: str, action: str, *, by_operator: bool = False) -> None:
         if job in self.world.jobs:
             if action == "delete":
                 self.deleted.add(job)
-            self.happen(JobSteered(job=job, action=action, by="o"))
+            self.happen(JobSteered(job=job, action=action, by="o", by_operator=by_operator))
 
     def steer_provider(self, provider: int, action: str) -> None:
         if provider in self.world.providers and not self.world.providers[provider].removed:
@@ -316,7 +325,7 @@ class Simulation:
             return False
         message = agent.outbox.pop(0)
         if isinstance(message, Hello):
-            self.happen(Connected(provider=id, hello=message), dies=dies)
+            self.happen(Connected(provider=id, hello=message, source=source(id)), dies=dies)
         elif not self.world.heard_of(id).connected:
             return True
         elif isinstance(message, PartEnded):
@@ -350,6 +359,8 @@ class Simulation:
                 "blames": WorkEnd(outcome="failed", reason="peer", culprit="node_1"),
                 "stopped": WorkEnd(outcome="stopped", epochs_done=1, saved=True),
                 "unsaved": WorkEnd(outcome="done", epochs_done=2),
+                "signal": WorkEnd(outcome="failed", reason="ended with signal 11", signal=11),
+                "memory": WorkEnd(outcome="failed", reason="too large", out_of_memory=True),
             }
             done = WorkEnd(outcome="done", epochs_done=2, saved=True)
             agent.finish(ends.get(how, done))

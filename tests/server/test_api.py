@@ -21,18 +21,19 @@ from ravnest.api.tokens import Token
 from ravnest.server.folders import Folders
 from ravnest.server.service import files as files_module
 from ravnest.server.service.app import table
-from ravnest.server.service.files import Files, _placing
-from ravnest.server.service.limits import RATES, Rate
+from ravnest.server.service.files import Files, Quota, _placing
 from ravnest.server.service.problems import Refusal
+from ravnest.server.service.ratelimit import RATES, Rate
 from ravnest.server.service.saying import Saying
 
+OWNER = "owner"
 NOTHING = hashlib.sha256(b"").hexdigest()
 
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory):
     folder = tmp_path_factory.mktemp("server")
-    limits = {"most_upload_bytes": 10_000_000, "quota_bytes": 30_000_000}
+    limits = {"most_upload_bytes": 10_000_000, "quota": Quota(30_000_000)}
     with running_server(folder, dashboard="token", **limits) as server:
         yield server
 
@@ -218,7 +219,7 @@ def test_files_beyond_the_quota_are_refused(server, requester):
 def a_store_for(folder, **more):
     folders = Folders(folder)
     folders.make()
-    return Files(folders, **{"most_bytes": 10_000, "quota_bytes": 10_000} | more)
+    return Files(folders, **{"most_bytes": 10_000, "quota": Quota(10_000)} | more)
 
 
 def test_uploads_of_unknown_size_pass_the_quota_not_even_together(tmp_path):
@@ -234,7 +235,9 @@ def test_uploads_of_unknown_size_pass_the_quota_not_even_together(tmp_path):
 
         contents = [bytes([number]) * 6000 for number in range(2)]
         sending = [
-            asyncio.create_task(files.receive_blob(hashlib.sha256(c).hexdigest(), None, body(c)))
+            asyncio.create_task(
+                files.receive_blob(OWNER, hashlib.sha256(c).hexdigest(), None, body(c))
+            )
             for c in contents
         ]
         await half_way.wait()
@@ -264,13 +267,13 @@ def test_bytes_that_were_only_announced_keep_nobody_from_the_quota(tmp_path, mon
             yield b"y" * 9000
 
         coming = asyncio.create_task(
-            files.receive_blob(hashlib.sha256(content).hexdigest(), 9000, slow())
+            files.receive_blob(OWNER, hashlib.sha256(content).hexdigest(), 9000, slow())
         )
         await half_way.wait()
         # More than there is, and that is known before all of it has come.
         with pytest.raises(Refusal, match="100 are taken, 100 of them by files on their way"):
-            await files.receive_blob(NOTHING, 9901, quick())
-        await files.receive_blob(hashlib.sha256(b"y" * 9000).hexdigest(), 9000, quick())
+            await files.receive_blob(OWNER, NOTHING, 9901, quick())
+        await files.receive_blob(OWNER, hashlib.sha256(b"y" * 9000).hexdigest(), 9000, quick())
         go_on.set()
         with pytest.raises(Refusal, match="9000 are taken, 0 of them"):
             await coming
@@ -285,7 +288,7 @@ def test_of_many_files_that_come_at_once_less_is_gathered_of_each(tmp_path, monk
     monkeypatch.setattr(files_module, "_PIECES", 256 << 10)
 
     async def story():
-        files = a_store_for(tmp_path, most_bytes=1 << 30, quota_bytes=1 << 30)
+        files = a_store_for(tmp_path, most_bytes=1 << 30, quota=Quota(1 << 30))
         begun, all_here, go_on = asyncio.Barrier(3), asyncio.Barrier(4), asyncio.Event()
 
         async def body(content):
@@ -296,7 +299,9 @@ def test_of_many_files_that_come_at_once_less_is_gathered_of_each(tmp_path, monk
 
         contents = [bytes([number]) * (128 << 10) for number in range(3)]
         sending = [
-            asyncio.create_task(files.receive_blob(hashlib.sha256(c).hexdigest(), None, body(c)))
+            asyncio.create_task(
+                files.receive_blob(OWNER, hashlib.sha256(c).hexdigest(), None, body(c))
+            )
             for c in contents
         ]
         await all_here.wait()
@@ -320,7 +325,7 @@ def test_the_same_file_sent_several_times_at_once_is_counted_once(tmp_path):
             await all_here.wait()
 
         sha256 = hashlib.sha256(content).hexdigest()
-        await asyncio.gather(*(files.receive_blob(sha256, 2000, body()) for _ in range(3)))
+        await asyncio.gather(*(files.receive_blob(OWNER, sha256, 2000, body()) for _ in range(3)))
         assert files.held_bytes == 2000
         files.close()
 
@@ -329,7 +334,7 @@ def test_the_same_file_sent_several_times_at_once_is_counted_once(tmp_path):
 
 def test_a_disk_that_fills_while_a_file_comes_is_noticed(tmp_path, monkeypatch):
     async def story():
-        files = a_store_for(tmp_path, most_bytes=1 << 30, quota_bytes=1 << 30)
+        files = a_store_for(tmp_path, most_bytes=1 << 30, quota=Quota(1 << 30))
 
         async def body():
             yield bytes(1 << 20)
@@ -339,7 +344,7 @@ def test_a_disk_that_fills_while_a_file_comes_is_noticed(tmp_path, monkeypatch):
                 yield bytes(1 << 20)
 
         with pytest.raises(Refusal, match="disk of the server is full") as refused:
-            await files.receive_blob(NOTHING, None, body())
+            await files.receive_blob(OWNER, NOTHING, None, body())
         assert refused.value.status == 507
         assert not list((tmp_path / "incoming").iterdir())
         files.close()
@@ -548,6 +553,17 @@ def test_bodies_that_are_no_json_or_too_large_are_refused(server, requester):
         assert operator.post("tokens", content=large).status_code == 413
 
 
+def test_a_name_without_end_in_a_body_is_no_line_without_end_in_the_log(tmp_path, caplog):
+    """On a server of its own: an address has so many lines of the log, and other tests use them."""
+    body = b'{"%s": 1}' % (b"x" * 500_000)
+    with running_server(tmp_path) as server, server.client(server.token("requester")) as requester:
+        answer = requester.post("/jobs/none/action", content=body)
+    assert answer.status_code == 400
+    assert code(answer) == "invalid"
+    (line,) = [record for record in caplog.messages if "JobAction" in record]
+    assert len(line) < 5000
+
+
 def test_jobs_of_others_cannot_be_steered_and_unknown_ones_not_found(server, requester):
     assert requester.post("jobs/zzz/action", json={"action": "stop"}).status_code == 404
     assert requester.get("jobs/zzz").status_code == 404
@@ -638,13 +654,9 @@ def test_a_flood_of_refusals_is_no_flood_of_lines(tmp_path, caplog):
 @pytest.mark.parametrize(
     ("mode", "headers", "status"),
     [
-        ("local", {}, 200),
-        ("local", {"Host": "localhost:1"}, 200),
-        ("local", {"Host": "attacker.example"}, 401),
-        ("local", {"X-Forwarded-For": "192.0.2.7"}, 401),
-        ("local", {"X-Real-IP": "192.0.2.7"}, 401),
-        ("local", {"Via": "1.1 proxy"}, 401),
-        ("local", {"X-Forwarded-Proto": "https"}, 401),
+        ("local", {}, 401),
+        ("local", {"Host": "localhost:1"}, 401),
+        ("local", {"X-Forwarded-For": "127.0.0.1"}, 401),
         ("open", {"Host": "attacker.example"}, 200),
         ("token", {}, 401),
     ],

@@ -1,10 +1,17 @@
 """One provider that does its worst, and others that could do the job without it."""
 
+import hashlib
+
 import pytest
+from a_job import make_job
 from state_simulation import SETTINGS, pool_of, preparing, training
 
 from ravnest.api.control import Beat, Refused, Steer
-from ravnest.server.state.events import Fetched
+from ravnest.api.limits import FileRef
+from ravnest.api.work import WorkEnd
+from ravnest.server.state.events import Fetched, LongAgo
+from ravnest.server.state.records import Job, Part
+from ravnest.server.state.recovery import fusible
 
 
 def refuses(sim, id):
@@ -167,3 +174,115 @@ def test_files_that_trickle_do_not_hold_a_run_for_ever(size):
         sim.wait(SETTINGS.prepare_s / 2)
     waited = SETTINGS.prepare_s if size == 1 else SETTINGS.prepare_most_s
     assert waited <= sim.now - began <= waited + SETTINGS.prepare_s
+
+
+def killing_turn(sim, how, killed):
+    """One more worker is killed, of a machine that has lost none yet, if there is one at work."""
+    sim.wait(SETTINGS.settle_s + 20)
+    sim.plan_one("fits")
+    sim.talk()
+    for agent in sim.agents:
+        sim.go_on(agent, "done")
+    sim.talk()
+    at_work = {id for id, agent in sim.agents.items() if agent.state == "training"}
+    for victim in sorted(at_work - killed)[:1]:
+        sim.go_on(victim, how)
+        killed.add(victim)
+    sim.talk()
+    sim.fuse_one()
+
+
+@pytest.mark.parametrize("count", [3, 6])
+def test_a_graph_that_has_killed_two_machines_is_not_sent_to_a_third(count):
+    """Each was left out at no cost to the job, which went through all of the pool. And then its
+    requester resumed it."""
+    sim = pool_of(count)
+    sim.submit(True, None, graph="g")
+    job, killed = sim.world.jobs["j0"], set()
+    for _ in range(count + 2):
+        killing_turn(sim, "signal", killed)
+        sim.steer("j0", "resume")
+    assert (job.state, len(killed)) == ("failed", 2), job.reason
+    assert "killed its workers on 2 machines and is sent to no other: " in job.reason
+    sim.steer("j0", "resume", by_operator=True)
+    assert (job.state, sim.world.killers) == ("planning", {})
+
+
+def test_a_graph_whose_workers_lacked_memory_may_be_submitted_with_smaller_batches():
+    sim = pool_of(3)
+    sim.submit(True, None, graph="g")
+    for _ in range(4):
+        killing_turn(sim, "memory", set())
+    assert sim.world.killers == {}
+
+
+@pytest.mark.parametrize("forgets", [True, False], ids=["restarted", "still there"])
+def test_a_graph_that_kills_is_known_when_it_is_submitted_again(forgets):
+    """By its owner, under another name; the job that it came with was deleted."""
+    sim, killed = pool_of(6), set()
+    for number in range(4):
+        sim.submit(True, None, graph="g")
+        killing_turn(sim, "signal", killed)
+        sim.steer(f"j{number}", "stop")
+        sim.steer(f"j{number}", "delete")
+        if forgets:
+            sim.restart()
+            for agent in sim.agents:
+                sim.connect(agent)
+            sim.talk()
+    assert len(killed) == 2
+    sim.submit(True, None, graph="another")
+    sim.submit(True, None, graph="g", owner="p")
+    sim.submit(True, None, graph="g")
+    sim.wait(SETTINGS.settle_s + 20)
+    states = [sim.world.jobs[f"j{number}"].state for number in (4, 5, 6)]
+    assert states == ["planning", "waiting", "failed"]
+    sim.happen(LongAgo(before=sim.now))
+    assert sim.world.killers == {}
+
+
+def test_a_job_that_one_machine_kills_is_done_by_others():
+    """That one may have too little memory, or be broken."""
+    sim = pool_of(3)
+    sim.submit(True, None)
+    job = sim.world.jobs["j0"]
+    for _ in range(6):
+        one_turn(sim, 1, goes_on("signal"))
+    assert job.state == "done", job.reason
+
+
+def test_a_job_notes_the_graph_that_it_came_with(tmp_path):
+    spec = make_job(tmp_path)[0]
+    graph = (tmp_path / "model" / "graph.json").read_bytes()
+    job = Job.of("j", spec, "t", "ada", "requester", 0.0)
+    assert job.graph == hashlib.sha256(graph).hexdigest()
+
+
+def trained_part(cluster, *, distrusts=(), epochs=2):
+    return Part(
+        id=f"j-1-{cluster}",
+        job="j",
+        run=1,
+        provider=cluster,
+        node=f"node_{cluster}",
+        cluster=cluster,
+        stage=0,
+        role="Root",
+        state="ended",
+        end=WorkEnd(outcome="done", epochs_done=epochs, saved=True, distrusts=distrusts),
+        results=(FileRef(path="trained.json", size=1, sha256="0" * 64),),
+    )
+
+
+def test_a_cluster_that_was_seen_to_spoil_rounds_is_not_the_one_that_is_fused():
+    """It trains on alone, and may well be the first to end."""
+    honest = [trained_part(0, epochs=3), trained_part(1), trained_part(2)]
+    assert fusible(honest) == 0
+    spoilt = [trained_part(0, epochs=3), trained_part(1, distrusts=(0,)), trained_part(2)]
+    assert fusible(spoilt) == 1
+    others = [trained_part(k, distrusts=(0,)) for k in (1, 2)]
+    retaliates = [trained_part(0, distrusts=(1, 2)), *others]
+    assert fusible(retaliates) == 1
+    itself = [trained_part(0), trained_part(1, distrusts=(1,))]
+    assert fusible(itself) == 0
+    assert fusible([trained_part(0)]) == 0, "there is no other"

@@ -29,7 +29,7 @@ def put(folders, kind, id, body):
     store.close()
 
 
-@pytest.mark.parametrize("kind", ["provider", "job", "run", "part", "token"])
+@pytest.mark.parametrize("kind", ["provider", "job", "run", "part", "token", "killer"])
 @pytest.mark.parametrize("body", [b"{nonsense", b"[]", b"{}"])
 def test_a_damaged_record_is_named_with_what_can_be_done(folders, kind, body):
     put(folders, kind, "x1", body)

@@ -188,10 +188,10 @@ def test_who_waits_for_the_end_of_cancelled_work_finds_its_folder_quiet(tmp_path
     """A thread that makes the folder cannot be cancelled; removing it has to come after."""
     inside, go = threading.Event(), threading.Event()
 
-    def slow(folder, order, spare):
+    def slow(*given):
         inside.set()
         assert go.wait(TIMEOUT_S)
-        _prepare(folder, order, spare)
+        _prepare(*given)
 
     monkeypatch.setattr("ravnest.server.service.work._prepare", slow)
 

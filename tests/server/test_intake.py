@@ -18,8 +18,9 @@ from servers import TIMEOUT_S, running_server
 
 from ravnest.api.requests import SUBMISSION_KEY
 from ravnest.server.changes import Remove
+from ravnest.server.folders import blob_key, owner_key
 from ravnest.server.planjob.outcome import PlanOutcome
-from ravnest.server.service import forgetting, holding, intake
+from ravnest.server.service import forgetting, intake, ratelimit
 from ravnest.server.service.keeping import ABANDONED_S
 from ravnest.server.service.specs import HASHES, hashes_in
 from ravnest.server.service.views import Progress
@@ -120,7 +121,8 @@ def test_a_job_whose_files_are_gone_when_it_was_looked_at_is_refused(tmp_path, m
         upload(client, made[1])
         coming = threads.submit(post, client, made[0])
         is_held(desk)
-        server.ready.service.files.forget({made[0].train.shards[0].files[0].sha256})
+        sha256 = made[0].train.shards[0].files[0].sha256
+        server.ready.service.files.forget({blob_key(owner_key("requester", "requester"), sha256)})
         desk.open.set()
         assert coming.result(TIMEOUT_S).status_code == 409
         assert client.get("jobs").json() == []
@@ -161,6 +163,7 @@ def test_few_submissions_of_one_token_are_on_their_way_at_once(tmp_path, made, m
             assert (refused.status_code, "1 submissions with" in refused.text) == (429, True)
             assert refused.headers["Retry-After"]
         with server.client(server.token("requester")) as other:
+            upload(other, made[1])
             second = threads.submit(post, other, made[0])
             is_held(desk)
             desk.open.set()
@@ -169,8 +172,8 @@ def test_few_submissions_of_one_token_are_on_their_way_at_once(tmp_path, made, m
 
 
 def test_large_submissions_are_in_memory_only_within_a_bound(tmp_path, made, monkeypatch):
-    monkeypatch.setattr(holding, "MOST_BYTES_EACH", 300_000)
-    monkeypatch.setattr(holding, "MOST_BYTES", 400_000)
+    monkeypatch.setattr(ratelimit, "MAX_BYTES_PER_CALLER", 300_000)
+    monkeypatch.setattr(ratelimit, "MAX_BYTES", 400_000)
     spaces = 300_000
     with held_server(tmp_path) as (server, client, desk, threads):
         upload(client, made[1])
@@ -179,6 +182,7 @@ def test_large_submissions_are_in_memory_only_within_a_bound(tmp_path, made, mon
         refused = post(client, made[0], None, spaces)
         assert (refused.status_code, "of this caller" in refused.text) == (429, True)
         with server.client(server.token("requester")) as other:
+            upload(other, made[1])
             refused = post(other, made[0], None, spaces)
             assert (refused.status_code, "all requests that" in refused.text) == (429, True)
             for one in (client, other):
@@ -187,7 +191,7 @@ def test_large_submissions_are_in_memory_only_within_a_bound(tmp_path, made, mon
             desk.open.set()
             assert {one.result(TIMEOUT_S).status_code for one in coming} == {200}
             assert post(other, made[0], None, spaces).status_code == 200
-        assert server.ready.service.desk.holding.in_all == 0
+        assert server.ready.service.desk.memory.in_use == 0
 
 
 def test_a_submission_that_is_sent_again_is_still_one_job(tmp_path, made):
@@ -202,6 +206,7 @@ def test_a_submission_that_is_sent_again_is_still_one_job(tmp_path, made):
         assert post(client, made[0], "submission-1").json()["id"] == job
         assert len(client.get("jobs").json()) == 1
         with server.client(server.token("requester")) as other:
+            upload(other, made[1])
             assert post(other, made[0], "submission-1").json()["id"] != job
         assert post(client, made[0], "submission-2").json()["id"] != job
         assert post(client, made[0], "no key!").status_code == 400

@@ -13,7 +13,7 @@ from ravnest.server.changes import Put
 from ravnest.server.folders import Folders
 from ravnest.server.planjob.outcome import PlanOutcome
 from ravnest.server.service.errands import Errands
-from ravnest.server.service.files import Files
+from ravnest.server.service.files import Files, Quota
 from ravnest.server.state.effects import Fuse, MakePlan
 from ravnest.server.state.events import Fused, FusingFailed
 from ravnest.server.state.records import Job, Provider, Run
@@ -27,7 +27,7 @@ class Scene:
     def __init__(self, root):
         self.folders = Folders(root)
         self.folders.make()
-        self.files = Files(self.folders, most_bytes=1 << 30, quota_bytes=1 << 30)
+        self.files = Files(self.folders, most_bytes=1 << 30, quota=Quota(1 << 30))
         self.happened = []
         self.done = None
         self.world = World()

@@ -10,10 +10,10 @@ import pytest
 from a_job import make_job
 
 from ravnest.plan import ProviderSpec
-from ravnest.server.folders import Folders
+from ravnest.server.folders import Folders, blob_key
 from ravnest.server.planjob.__main__ import _done
 from ravnest.server.planjob.outcome import ORDER, PlanOrder
-from ravnest.server.service.files import Files
+from ravnest.server.service.files import Files, Quota
 from ravnest.server.service.intake import Intake
 
 
@@ -71,23 +71,23 @@ def test_a_plan_is_on_disk_before_it_is_told(tmp_path, disk):
 def test_a_model_is_on_disk_before_its_job_is_recorded(tmp_path, folders, disk):
     spec, made = make_job(tmp_path / "job")
     for file in spec.model:
-        blob = folders.blob(file.sha256)
+        blob = folders.blob(blob_key("owner", file.sha256))
         blob.parent.mkdir(exist_ok=True)
         blob.write_bytes(made[file.sha256].read_bytes())
-    Intake._place_model(SimpleNamespace(_folders=folders), spec, folders.job("j"))
+    Intake._place_model(SimpleNamespace(_folders=folders), spec, "owner", folders.job("j"))
     model = folders.job("j") / "model"
     assert len(list(model.iterdir())) == len(spec.model)
     assert disk.lacks(folders.jobs, folders.job("j"), model, *model.iterdir()) == []
 
 
 def test_a_file_that_was_received_is_found_again(folders, disk):
-    files = Files(folders, most_bytes=1 << 20, quota_bytes=1 << 20)
+    files = Files(folders, most_bytes=1 << 20, quota=Quota(1 << 20))
     sha256 = hashlib.sha256(b"x").hexdigest()
 
     async def body():
         yield b"x"
 
-    asyncio.run(files.receive_blob(sha256, 1, body()))
+    asyncio.run(files.receive_blob("owner", sha256, 1, body()))
     files.close()
-    blob = folders.blob(sha256)
+    blob = folders.blob(blob_key("owner", sha256))
     assert disk.lacks(blob, blob.parent, folders.blobs) == []

@@ -12,7 +12,7 @@ from websockets.exceptions import ConnectionClosed, InvalidStatus
 
 from ravnest.api.control import Assign, Incoming
 from ravnest.server import relay, running
-from ravnest.server.sockets import PIPES, Sockets
+from ravnest.server.connection_limits import RELAY_PATH, WebSocketProtocol
 
 
 @pytest.fixture(scope="module")
@@ -68,13 +68,13 @@ def test_bytes_go_both_ways_and_closing_ends_both(made, tmp_path):
 
 def test_nobody_is_pinged_through_a_line_that_others_fill(made, tmp_path, monkeypatch):
     pings = queue.SimpleQueue()
-    ping = Sockets.send_keepalive_ping
+    ping = WebSocketProtocol.send_keepalive_ping
 
     def watched(self):
         pings.put(self.scope["path"])
         ping(self)
 
-    monkeypatch.setattr(Sockets, "send_keepalive_ping", watched)
+    monkeypatch.setattr(WebSocketProtocol, "send_keepalive_ping", watched)
     monkeypatch.setattr(running, "_PING_S", 0.05)
 
     async def story(server):
@@ -93,7 +93,7 @@ def test_nobody_is_pinged_through_a_line_that_others_fill(made, tmp_path, monkey
 
     with running_server(tmp_path / "server") as server:
         pinged = asyncio.run(story(server))
-    assert not any(path.startswith(PIPES) for path in pinged)
+    assert not any(path.startswith(RELAY_PATH) for path in pinged)
 
 
 async def _answer(socket, times):

@@ -4,16 +4,18 @@ import asyncio
 import hashlib
 from types import SimpleNamespace
 
+import msgspec
 import pytest
 
 from ravnest.api.limits import FileRef
-from ravnest.server.folders import Folders
+from ravnest.server.folders import Folders, blob_key
 from ravnest.server.service import files as files_module
-from ravnest.server.service.files import Files
+from ravnest.server.service.files import Files, Quota
 from ravnest.server.service.problems import Refusal
 from ravnest.server.service.runfiles import RunFiles
 
 CONTENT = b"w" * 600
+OWNER = "owner"
 SHA256 = hashlib.sha256(CONTENT).hexdigest()
 
 
@@ -21,7 +23,7 @@ SHA256 = hashlib.sha256(CONTENT).hexdigest()
 def run_files(tmp_path, monkeypatch):
     folders = Folders(tmp_path)
     folders.make()
-    files = Files(folders, most_bytes=1 << 30, quota_bytes=1 << 30)
+    files = Files(folders, most_bytes=1 << 30, quota=Quota(1 << 30))
     monkeypatch.setattr(RunFiles, "_most_of", lambda self, part: 1500)
     yield RunFiles(folders, files, None)
     files.close()
@@ -75,7 +77,7 @@ def test_results_that_come_at_once_are_counted_before_they_are_there(run_files, 
 def test_results_are_of_the_quota(tmp_path, part, monkeypatch):
     folders = Folders(tmp_path)
     folders.make()
-    files = Files(folders, most_bytes=1 << 30, quota_bytes=1500)
+    files = Files(folders, most_bytes=1 << 30, quota=Quota(1500))
     run_files = RunFiles(folders, files, None)
     monkeypatch.setattr(RunFiles, "_most_of", lambda self, part: 1 << 20)
 
@@ -89,15 +91,15 @@ def test_results_are_of_the_quota(tmp_path, part, monkeypatch):
             # Not the sender's fault, and worth coming again.
             assert refused.value.status == 507
         with pytest.raises(Refusal):
-            await files.receive_blob(SHA256, 600, body())
+            await files.receive_blob(OWNER, SHA256, 600, body())
         listed = FileRef(path=name(1), sha256=SHA256, size=600)
         await run_files.whole(part, (listed,))
         assert files.held_bytes == 600
-        await files.receive_blob(SHA256, 600, body())
+        await files.receive_blob(OWNER, SHA256, 600, body())
 
     asyncio.run(story())
     files.close()
-    again = Files(folders, most_bytes=1 << 30, quota_bytes=1500)
+    again = Files(folders, most_bytes=1 << 30, quota=Quota(1500))
     again.begin()
     assert again.held_bytes == 1200
     again.close()
@@ -142,7 +144,7 @@ def test_files_of_a_job_are_not_changed_while_they_are_looked_at(run_files, part
 def test_files_that_come_and_go_at_once_are_counted_right(tmp_path):
     folders = Folders(tmp_path)
     folders.make()
-    files = Files(folders, most_bytes=1 << 30, quota_bytes=1 << 30)
+    files = Files(folders, most_bytes=1 << 30, quota=Quota(1 << 30))
 
     async def story():
         contents = [b"%d" % number * 100 for number in range(200)]
@@ -152,8 +154,8 @@ def test_files_that_come_and_go_at_once_are_counted_right(tmp_path):
             yield content
 
         async def come_and_go(content, sha256):
-            await files.receive_blob(sha256, len(content), one(content))
-            await files.off_loop(files.forget, {sha256})
+            await files.receive_blob(OWNER, sha256, len(content), one(content))
+            await files.off_loop(files.forget, {blob_key(OWNER, sha256)})
 
         await asyncio.gather(*map(come_and_go, contents, hashes))
 
@@ -211,3 +213,26 @@ def test_a_result_that_arrives_after_the_end_changes_nothing(run_files, part, tm
     with pytest.raises(Refusal, match="over"):
         asyncio.run(bring(run_files, part, name(1), content=late))
     assert here(tmp_path) == []
+
+
+@pytest.mark.parametrize(
+    "place", ["../../../../authority/ca.key", "{root}/authority/ca.key", "kept"]
+)
+def test_a_plan_hands_out_files_of_its_own_folder_only(
+    run_files, part, tmp_path, monkeypatch, place
+):
+    """It was written by a process that had a foreign model to look at."""
+    (tmp_path / "authority" / "ca.key").write_text("secret")
+    folder = tmp_path / "jobs" / "job" / "runs" / "1"
+    folder.mkdir(parents=True)
+    named = msgspec.json.encode({SHA256: place.format(root=tmp_path)})
+    (folder / "places.json").write_bytes(named)
+    listed = SimpleNamespace(files=(FileRef(path="node.json", sha256=SHA256, size=6),))
+    monkeypatch.setattr(run_files, "_assignment", lambda part: listed)
+    job = SimpleNamespace(owner_role="requester", owner_name="a")
+    monkeypatch.setattr(run_files, "_world", SimpleNamespace(jobs={"job": job}))
+    if place == "kept":
+        assert asyncio.run(run_files.file(part, SHA256)) == (folder / "kept").resolve()
+    else:
+        with pytest.raises(Refusal, match="not in the folder of its run"):
+            asyncio.run(run_files.file(part, SHA256))

@@ -14,6 +14,8 @@ import httpx
 import pytest
 from fake_agent import FakeAgent
 
+from ravnest.cli import main
+from ravnest.server import running
 from ravnest.server.authority import open_authority
 
 
@@ -92,10 +94,16 @@ def test_providers_survive_kill_9_at_any_moment(start, tmp_path):
         asyncio.run(flood(server.line, authority(tmp_path / "server")))
         server.process.wait(timeout=30)
     server = start()
-    with httpx.Client(verify=_context(tmp_path)) as client:
+    with _operator(tmp_path) as client:
         known = client.get(f"{server.line['url']}/api/v1/providers").json()
     assert len(enrolled) >= 3
     assert enrolled.items() <= {one["id"]: one["name"] for one in known}.items()
+
+
+def _operator(tmp_path):
+    token = (tmp_path / "server" / "operator.token").read_text().strip()
+    headers = {"Authorization": f"Bearer {token}"}
+    return httpx.Client(verify=_context(tmp_path), headers=headers)
 
 
 def _context(tmp_path):
@@ -145,7 +153,7 @@ def test_the_text_for_people_has_the_lines_to_paste(tmp_path):
     assert "ravnest join https://box.lan:" in text
     assert " --token rav1_" in text
     assert "ravnest submit job.py " in text
-    assert "Dashboard: https://127.0.0.1:" in text
+    assert "    ravnest dashboard --server https://127.0.0.1:" in text
 
 
 def test_it_ends_in_good_order_while_a_socket_is_being_closed(start, tmp_path):
@@ -190,7 +198,7 @@ def test_postgres_is_a_store_too(start, postgres_url, tmp_path):
     agent = asyncio.run(enrol())
     server.end(signal.SIGKILL)
     again = start("--store", postgres_url)
-    with httpx.Client(verify=_context(tmp_path)) as client:
+    with _operator(tmp_path) as client:
         known = client.get(f"{again.line['url']}/api/v1/providers").json()
     assert [(one["id"], one["name"]) for one in known] == [(agent.provider, "kept")]
     assert not (tmp_path / "server" / "server.sqlite").exists()
@@ -207,3 +215,12 @@ def test_a_size_that_is_none_is_named(size):
     )
     assert done.returncode == 2
     assert size in done.stderr
+
+
+def test_a_server_that_requires_a_sandbox_does_not_start_without(tmp_path, monkeypatch, capsys):
+    missing = "bubblewrap (bwrap) is not installed"
+    monkeypatch.setattr(running, "why_not", lambda *, network: missing)
+    given = ["server", "--data", str(tmp_path / "server"), "--port", "0", "--require-sandbox"]
+    assert main(given) != 0
+    assert f"--require-sandbox: {missing}" in capsys.readouterr().err
+    assert not (tmp_path / "server").exists()

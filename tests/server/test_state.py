@@ -334,6 +334,7 @@ def test_a_newcomer_does_not_shorten_the_time_for_what_is_being_measured():
     figures = world.providers[1].figures
     for id in range(2, 13):
         world.providers[id] = msgspec.structs.replace(world.providers[1], id=id, figures=figures)
+        world.heard_of(id).source = world.heard_of(1).source
     others = [world.providers[id] for id in range(2, 13)]
     introducing._ask(world, world.providers[1], others[:10], 0.0)
     _, before = world.probing[1]
@@ -724,7 +725,7 @@ def test_a_plan_whose_process_always_dies_fails_the_job_until_it_is_resumed():
     job = sim.world.jobs["j0"]
     assert job.state == "planning"
     sim.plan_one("crashed")
-    assert (job.state, job.reason) == ("failed", "crashed")
+    assert (job.state, job.reason) == ("failed", "it cannot be planned: crashed")
     sim.steer("j0", "resume")
     sim.calm_down()
     assert job.state == "done"

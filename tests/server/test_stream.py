@@ -12,10 +12,11 @@ from servers import running_server
 from ravnest.api.views import Changes, EventView, JobView, Overview, ProviderView, ServerView
 from ravnest.api.work import LinkBytes, Point, RoundReport, Span, WorkReport
 from ravnest.server.changes import Event
-from ravnest.server.service import outgoing
+from ravnest.server.service import responses
 from ravnest.server.service import stream as module
-from ravnest.server.service.limits import Buckets, Rate
+from ravnest.server.service.audience import OVERVIEW
 from ravnest.server.service.live import LiveRun
+from ravnest.server.service.ratelimit import Buckets, Rate
 from ravnest.server.service.stream import Sight, Stream
 from ravnest.server.state.effects import Effects
 from ravnest.server.state.records import Part
@@ -112,7 +113,7 @@ def test_changes_applied_in_order_are_what_a_newcomer_sees(monkeypatch):
                 await other.aclose()
             onlooker.take(decoded(await anext(looking)))
             newcomer = Onlooker()
-            newcomer.take(house.stream.overview())
+            newcomer.take(OVERVIEW.overview(house.stream.overview()))
             assert (onlooker.providers, onlooker.jobs) == (newcomer.providers, newcomer.jobs)
             assert onlooker.events == newcomer.events
         await looking.aclose()
@@ -222,7 +223,7 @@ def test_a_large_overview_comes_in_pieces():
         looking, content = house.stream.look(), b""
         while not content.endswith(b"\n\n"):
             piece = await anext(looking)
-            assert len(piece) <= outgoing.PIECE_BYTES
+            assert len(piece) <= responses.PIECE_BYTES
             content += piece
         assert len(decoded(content).providers) == 3000
         await looking.aclose()

@@ -7,6 +7,8 @@ import json
 import os
 import shutil
 import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import a_job
@@ -20,14 +22,19 @@ from ravnest.api.jobs import Legend
 from ravnest.api.work import Assignment
 from ravnest.data.legend import read_legend
 from ravnest.plan import ProviderSpec
-from ravnest.planning.fusion import SAFETENSORS, STATE_DICT
-from ravnest.server.folders import FUSED, FUSED_RUN
+from ravnest.planning.fusion import SAFETENSORS
+from ravnest.sandbox.bubblewrap import sandboxed
+from ravnest.server.folders import FUSED, FUSED_RUN, Folders
 from ravnest.server.planjob import __main__ as planjob
 from ravnest.server.planjob import tasks
-from ravnest.server.planjob.outcome import SPARE, PlanOrder
-from ravnest.server.planjob.tasks import fuse
+from ravnest.server.planjob.outcome import MOST_LEFT_BYTES, SPARE, PlanOrder, PlanOutcome
 from ravnest.server.service import work
+from ravnest.server.service.fused_files import lay_out, put_in_place
+from ravnest.server.service.partitions import cut_to_partitions
+from ravnest.server.service.runfiles import RunFiles
 from ravnest.server.service.work import WorkLimits, Workshop
+from ravnest.server.state.records import Part
+from ravnest.server.state.world import World
 from ravnest.stage.package import load_package, load_weights, save_trained
 
 
@@ -55,9 +62,9 @@ def pool(*gflops, memory=1 << 30):
     )
 
 
-def do(folder, task, **limits):
+def do(folder, task, root=None, **limits):
     async def run():
-        workshop = Workshop(WorkLimits(threads=1, **limits))
+        workshop = Workshop(WorkLimits(threads=1, **limits), root)
         try:
             return await workshop.do(folder, task)
         finally:
@@ -104,8 +111,9 @@ def test_the_report_of_a_plan_calls_providers_by_their_names(made, tmp_path):
 
 def trained(made, tmp_path):
     """What is to be done with stages that have been planned, trained and brought back."""
-    assert do(tmp_path, order(made, pool=pool(50, 50))).error == ""
-    for package in (tmp_path / "node_data").glob("cluster_0/provider-*:1"):
+    model, run = shutil.copytree(made[1], tmp_path / "model"), tmp_path / "run"
+    assert do(run, order((made[0], model), pool=pool(50, 50))).error == ""
+    for package in (run / "node_data").glob("cluster_0/provider-*:1"):
         results = tmp_path / "results" / package.name.removeprefix("provider-").removesuffix(":1")
         results.mkdir(parents=True)
         loaded = load_package(package)
@@ -113,7 +121,7 @@ def trained(made, tmp_path):
         save_trained(loaded, weights, save_id="s1")
         for file in package.glob("trained*"):
             file.rename(results / file.name)
-    folders = {"model": tmp_path / "node_data", "results": tmp_path / "results"}
+    folders = {"model": run / "node_data", "results": tmp_path / "results"}
     folders["output"] = tmp_path / "result"
     paths = {name: str(path) for name, path in folders.items()}
     return PlanOrder(task="fuse", job="j", run=1, **paths)
@@ -139,9 +147,11 @@ def test_a_process_leaves_the_spare_of_the_disk(made, tmp_path):
 
 def test_a_process_looks_for_room_once_it_knows_how_much_it_will_write(made, tmp_path, monkeypatch):
     wanted = trained(made, tmp_path)
+    lay_out(wanted)
     monkeypatch.setenv(SPARE, str(1 << 60))
     (tmp_path / "fusing").mkdir()
-    for what, folder in ((order(made, pool=pool(50, 50)), tmp_path), (wanted, tmp_path / "fusing")):
+    planned = order(made, pool=pool(50, 50))
+    for what, folder in ((planned, tmp_path / "run"), (wanted, tmp_path / "fusing")):
         outcome = planjob._done(what, folder)
         assert (outcome.full, outcome.crashed) == (True, True), outcome
     assert not (tmp_path / "result").exists()
@@ -151,15 +161,18 @@ def test_it_is_known_how_large_the_fused_weights_will_be(made, tmp_path, monkeyp
     wanted, told = trained(made, tmp_path), []
     monkeypatch.setattr(tasks, "leave_room", lambda folder, size, spare: told.append(size))
     (tmp_path / "fusing").mkdir()
+    lay_out(wanted)
     tasks.fuse(wanted, tmp_path / "fusing")
-    weights = [path for path in (tmp_path / "result").iterdir() if path.suffix != ".sha256"]
-    names = len(load_file(tmp_path / "result" / SAFETENSORS))
+    fresh = tmp_path / "fusing" / "result"
+    weights = [path for path in fresh.iterdir() if path.suffix != ".sha256"]
+    names = len(load_file(fresh / SAFETENSORS))
     size = sum(path.stat().st_size for path in weights)
     assert told[0] - 1000 * names < size < told[0] + 1000
 
 
 def test_half_of_what_there_was_no_room_for_is_removed(made, tmp_path, monkeypatch):
     wanted = trained(made, tmp_path)
+    lay_out(wanted)
 
     def full(*_):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
@@ -178,14 +191,14 @@ def test_half_of_what_there_was_no_room_for_is_removed(made, tmp_path, monkeypat
 
 
 def test_fused_weights_are_on_disk_before_they_are_in_place(tmp_path, monkeypatch):
-    """The server records the result as soon as the process has ended; then the power may fail."""
-    said = []
-    (tmp_path / "results").mkdir()
-
-    def fused(run, cluster, target, metadata, before_writing):
-        target.mkdir()
-        for name in (SAFETENSORS, STATE_DICT):
-            (target / name).write_bytes(b"weights")
+    """The server records the result as soon as it is in place; then the power may fail."""
+    said, result = [], tmp_path / "output"
+    fresh, retired = tmp_path / "fusing" / "result", tmp_path / "retired"
+    for folder, what in ((fresh, "0" * 64), (result, "before")):
+        folder.mkdir(parents=True)
+        for name in FUSED.values():
+            (folder / name).write_text(what)
+            (folder / f"{name}.sha256").write_text(what)
 
     def fsync(number):
         said.append(os.fstat(number).st_ino)
@@ -195,16 +208,25 @@ def test_fused_weights_are_on_disk_before_they_are_in_place(tmp_path, monkeypatc
         return move(self, target)
 
     move = Path.rename
-    monkeypatch.setattr("ravnest.server.planjob.tasks.fuse_cluster", fused)
-    monkeypatch.setattr(os, "fsync", fsync)
-    monkeypatch.setattr(Path, "rename", rename)
-    paths = {name: str(tmp_path / name) for name in ("model", "results", "output")}
-    (tmp_path / "fusing").mkdir()
-    fuse(PlanOrder(task="fuse", run=3, **paths), tmp_path / "fusing")
-    result = tmp_path / "output"
+    order = PlanOrder(task="fuse", run=3, output=str(result))
+    with monkeypatch.context() as watched:
+        watched.setattr(os, "fsync", fsync)
+        watched.setattr(Path, "rename", rename)
+        assert put_in_place(fresh.parent, order, PlanOutcome()).error == ""
     assert (result / FUSED_RUN).read_text() == "3"
-    assert set(said[:5]) == {path.stat().st_ino for path in result.iterdir()}
-    assert said[5:] == [result.stat().st_ino, f"to {result}", tmp_path.stat().st_ino]
+    moves = [f"to {retired}", f"to {result}", tmp_path.stat().st_ino]
+    assert said[-3:] == moves
+    assert {path.stat().st_ino for path in (*result.iterdir(), result)} <= set(said[:-3])
+    assert not retired.exists()
+
+
+def test_a_server_that_ends_between_two_moves_has_the_last_result(tmp_path):
+    (tmp_path / "results").mkdir()
+    (tmp_path / "retired").mkdir()
+    (tmp_path / "retired" / SAFETENSORS).write_text("the last good one")
+    paths = {name: str(tmp_path / name) for name in ("model", "results")}
+    lay_out(PlanOrder(task="fuse", output=str(tmp_path / "result"), **paths))
+    assert (tmp_path / "result" / SAFETENSORS).read_text() == "the last good one"
 
 
 def test_a_pool_that_is_too_small_is_told_as_such(made, tmp_path):
@@ -236,7 +258,7 @@ def test_owners_have_their_turns_one_after_the_other(made, tmp_path, monkeypatch
         monkeypatch.setattr(workshop, "_run", run)
         told = asyncio.Queue()
         for name in ("m1", "m2", "m3", "a1"):
-            task = order(made, task="fuse", owner=name[0])
+            task = order(made, task="check", owner=name[0])
             workshop.start(name, tmp_path / name, task, told.put)
         async with asyncio.timeout(30):
             first = await begun.get()
@@ -289,6 +311,270 @@ def test_a_damaged_model_is_refused_without_naming_folders(made, tmp_path):
     assert "graph.json" in outcome.error
     assert not outcome.crashed
     assert str(tmp_path) not in outcome.error
+
+
+LOOK = """
+import contextlib, ctypes, errno, json, os, pathlib, socket, sys
+given = json.loads(pathlib.Path(sys.argv[1], "given.json").read_text())
+got = []
+for path in given["unseen"]:
+    with contextlib.suppress(OSError):
+        pathlib.Path(path).read_bytes()
+        got.append("reads " + path)
+for path in given["unwritten"]:
+    with contextlib.suppress(OSError):
+        pathlib.Path(path, "written").write_text("1")
+        got.append("writes to " + path)
+for path in given["read"]:
+    pathlib.Path(path).read_bytes()
+for path in given["written"]:
+    pathlib.Path(path, "mine").write_text("1")
+got += ["has " + name for name, value in os.environ.items() if "SECRET" in value]
+for family in (socket.AF_INET, socket.AF_INET6, socket.AF_NETLINK, socket.AF_ALG):
+    with contextlib.suppress(OSError):
+        socket.socket(family, socket.SOCK_STREAM).close()
+        got.append(f"has a socket {family}")
+if os.listdir("/sys/class/net") != ["lo"] if os.path.isdir("/sys/class/net") else False:
+    got.append("sees a network")
+if len([name for name in os.listdir("/proc") if name.isdigit()]) > 2:
+    got.append("sees processes")
+got += [f"has {name}" for name in os.listdir("/dev") if name.startswith(("nvidia", "dri", "kfd"))]
+system = ctypes.CDLL(None, use_errno=True)
+if system.ptrace(16, os.getpid(), 0, 0) == 0 or ctypes.get_errno() != errno.ENOSYS:
+    got.append("may trace")
+pathlib.Path(sys.argv[1], "got.json").write_text(json.dumps(got))
+"""
+
+
+def instead(monkeypatch, program):
+    """Another program in the place of planning, started as planning is."""
+
+    def started(command, policy):
+        return sandboxed([sys.executable, "-c", program, command[-1]], policy)
+
+    monkeypatch.setattr(work, "sandboxed", started)
+
+
+@pytest.mark.needs("bwrap")
+@pytest.mark.parametrize("task", ["check", "plan", "fuse"])
+def test_a_process_sees_the_files_of_its_job_and_no_network(tmp_path, monkeypatch, task):
+    """It had the server's environment, read the key of its authority, and reached any machine."""
+    for name in ("RAVNEST_SERVER_STORE", "PYTHON_TOKEN", "http_proxy", "AWS_PROFILE"):
+        monkeypatch.setenv(name, "SECRET")
+    root, outside = tmp_path / "server", tmp_path / "outside"
+    job, other = root / "jobs" / "j1", root / "jobs" / "j2"
+    folder = job / "runs" / "2"
+    places = [root / "authority", job / "model", job / "result", folder, other / "model", outside]
+    for place in places:
+        place.mkdir(parents=True)
+        (place / "file").write_text("")
+    for name in ("operator.token", "server.sqlite"):
+        (root / name).write_text("")
+    unseen = [root / "operator.token", root / "server.sqlite", root / "authority" / "file"]
+    unseen += [other / "model" / "file", outside / "file", Path("/etc/shadow")]
+    unwritten = [root, root / "jobs", job / "model", other, outside, Path("/usr"), Path("/")]
+    wanted = {"task": task, "model": str(job / "model")}
+    readable, writable = [job / "model" / "file"], [folder]
+    unwritten += [job, job / "runs", job / "result"]
+    if task == "plan":
+        wanted["weights"] = str(job / "result" / "file")
+        readable.append(job / "result" / "file")
+    if task == "fuse":
+        run, folder = folder, folder / "fusing"
+        for place in (folder, run / "node_data", run / "results", run / "held-out"):
+            place.mkdir()
+            (place / "file").write_text("")
+        wanted |= {"model": str(run / "node_data"), "results": str(run / "results" / "none")}
+        wanted["output"] = str(job / "result")
+        Path(wanted["results"]).mkdir()
+        readable += [run / "node_data" / "file", run / "held-out" / "file", job / "result" / "file"]
+        writable = [folder]
+        unwritten += [run, run / "node_data", run / "results", run / "held-out"]
+    given = {"unseen": unseen, "unwritten": unwritten, "read": readable, "written": writable}
+    (folder / "given.json").write_text(json.dumps(given, default=str))
+    instead(monkeypatch, LOOK)
+    outcome = do(folder, PlanOrder(**wanted), root=root)
+    assert "left nothing behind" in outcome.error, outcome
+    assert json.loads((folder / "got.json").read_text()) == []
+
+
+@pytest.mark.needs("bwrap")
+def test_a_model_that_ends_the_process_by_a_signal_is_not_planned_again(
+    made, tmp_path, monkeypatch
+):
+    """It was taken for a mishap and tried four times. The server goes on with others."""
+    with monkeypatch.context() as here:
+        instead(here, "import ctypes; ctypes.string_at(0)")
+        outcome = do(tmp_path / "first", order(made, pool=pool(50)))
+    assert outcome.error == "it ended the server's process by SIGSEGV"
+    assert (outcome.crashed, outcome.unfit) == (False, False)
+    assert do(tmp_path / "second", order(made, task="check")).error == ""
+
+
+@pytest.mark.needs("bwrap")
+def test_a_link_that_a_process_leaves_behind_leads_nowhere(tmp_path, monkeypatch):
+    """The server would have handed out what it leads to, as a part of the plan or as a result."""
+    (tmp_path / "ca.key").write_text("secret")
+    leaves = "import os, sys; os.symlink('../ca.key', sys.argv[1] + '/outcome.json')"
+    instead(monkeypatch, leaves)
+    outcome = do(tmp_path / "run", PlanOrder(task="plan"))
+    assert outcome.error == "it left 'outcome.json' behind, which is no file"
+    assert not (tmp_path / "run").exists()
+    assert (tmp_path / "ca.key").read_text() == "secret"
+
+
+ESCAPE = """
+import contextlib, os, pathlib, sys
+folder = pathlib.Path(sys.argv[1])
+job = folder.parents[2]
+for link, target in ((job / "result", "../victim/result"), (job / "runs/2", "../../..")):
+    with contextlib.suppress(OSError):
+        os.symlink(target, link)
+(folder / "result").mkdir()
+for name in sys.argv[2:]:
+    (folder / "result" / name).write_text("0" * 64)
+(folder / "outcome.json").write_text('{"result_bytes": 1}')
+"""
+
+
+@pytest.mark.needs("bwrap")
+def test_a_fusing_process_that_was_taken_over_changes_nothing_but_its_own_folder(
+    tmp_path, monkeypatch
+):
+    """It had the folder of its job: a link in the place of the result handed out the weights of
+    another job, and one in the place of the next run let planning read and write the server's."""
+    folders = Folders(tmp_path.resolve() / "server")
+    folders.make()
+    for place in (folders.result("victim"), folders.job("mine") / "model"):
+        place.mkdir(parents=True)
+        (place / SAFETENSORS).write_text("of another job")
+    run = folders.run("mine", 1)
+    for place in ("node_data", "results"):
+        (run / place).mkdir(parents=True)
+    paths = {"model": run / "node_data", "results": run / "results"}
+    paths["output"] = folders.result("mine")
+    wanted = PlanOrder(task="fuse", run=1, **{name: str(path) for name, path in paths.items()})
+    names = [*FUSED.values(), *(f"{name}.sha256" for name in FUSED.values())]
+    escape = ESCAPE.replace("sys.argv[2:]", repr(names))
+    instead(monkeypatch, escape)
+    outcome = do(run / "fusing", wanted, root=folders.root)
+    assert (outcome.error, outcome.result_bytes) == ("", 64)  # as the server has counted
+    found = sorted(path.name for path in folders.job("mine").iterdir())
+    assert found == ["model", "result", "runs"]
+    assert [path.name for path in (folders.job("mine") / "runs").iterdir()] == ["1"]
+    assert (folders.result("mine") / SAFETENSORS).read_text() == "0" * 64
+    assert (folders.result("mine") / FUSED_RUN).read_text() == "1"
+
+
+@pytest.mark.needs("bwrap")
+@pytest.mark.parametrize(
+    "left",
+    [
+        "os.symlink('../../../../authority', folder / 'result')",
+        "(folder / 'result').mkdir(); os.symlink('/etc/passwd', folder / 'result' / 'x.pt')",
+        "(folder / 'result').mkdir(); (folder / 'result' / 'more').write_text('1')",
+        "(folder / 'result').mkdir(); (folder / 'result').chmod(0o111)",
+        "(folder / 'result').write_text('1')",
+        "pass",
+    ],
+)
+def test_what_fusing_leaves_behind_is_a_folder_of_known_files_or_no_result(
+    tmp_path, monkeypatch, left
+):
+    last = tmp_path / "job" / "result"
+    last.mkdir(parents=True)
+    (last / SAFETENSORS).write_text("the last good one")
+    begin = "import os, pathlib, sys; folder = pathlib.Path(sys.argv[1])"
+    end = "(folder / 'outcome.json').write_text('{}')"
+    instead(monkeypatch, "; ".join((begin, left, end)))
+    run = tmp_path / "job" / "runs" / "1"
+    (run / "results").mkdir(parents=True)
+    paths = {"model": run / "node_data", "results": run / "results", "output": last}
+    wanted = PlanOrder(task="fuse", run=1, **{name: str(path) for name, path in paths.items()})
+    outcome = do(run / "fusing", wanted)
+    assert "it left " in outcome.error
+    assert (last / SAFETENSORS).read_text() == "the last good one"
+    assert not (run / "fusing" / "result").exists()
+
+
+@pytest.mark.needs("bwrap")
+def test_a_link_on_the_way_to_a_folder_is_not_followed(tmp_path):
+    """Whoever made it: a sandbox would be given what it leads to."""
+    folders = Folders(tmp_path.resolve() / "server")
+    folders.make()
+    runs = folders.job("mine") / "runs"
+    runs.mkdir(parents=True)
+    (runs / "2").symlink_to("../../..")
+    for order, folder in (
+        (PlanOrder(task="plan", run=2), runs / "2"),
+        (PlanOrder(task="plan", run=2), runs / "2" / "jobs" / "new"),
+        (PlanOrder(task="plan", run=3, weights=str(runs / "2" / "operator.token")), runs / "3"),
+    ):
+        outcome = do(folder, order, root=folders.root)
+        assert "a link on the way" in outcome.error
+    folders.remove_runs_except("mine", {1})
+    assert [path.name for path in runs.iterdir()] == []
+    assert folders.authority.is_dir()
+
+
+def grown(path):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("wb") as file:
+        file.truncate(MOST_LEFT_BYTES + 1)  # it takes no room on the disk, and all of it in memory
+
+
+def test_an_outcome_that_is_too_large_is_not_read(tmp_path):
+    """Two gigabytes of zeros were read whole, by the server."""
+    grown(tmp_path / "outcome.json")
+    outcome = work._outcome(tmp_path, PlanOrder(task="plan"), None)
+    assert "it left nothing behind" in outcome.error
+    assert f"more than {MOST_LEFT_BYTES} bytes" in outcome.error
+
+
+@pytest.mark.parametrize("name", ["places.json", "parts/1.json"])
+def test_no_file_of_a_plan_is_read_that_is_too_large(tmp_path, name):
+    folders = Folders(tmp_path)
+    part = Part(id="j-1-1", job="j", run=1, provider=1, node="n", cluster=0, stage=0, role="root")
+    files = RunFiles(folders, None, World())
+    grown(folders.run("j", 1) / name)
+    with pytest.raises(OSError, match=f"more than {MOST_LEFT_BYTES} bytes"):
+        files._assignment(part) if name.startswith("parts") else files._read_places(part)
+    with pytest.raises(OSError, match=f"more than {MOST_LEFT_BYTES} bytes|No such file"):
+        cut_to_partitions(folders.run("j", 1), Path, 0)
+
+
+@pytest.mark.parametrize("task", ["check", "plan", "fuse"])
+def test_a_process_writes_no_file_that_is_larger_than_its_task_takes(tmp_path, task):
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "weights").write_bytes(b"0" * 1000)
+    order = PlanOrder(task=task, model=str(tmp_path / "model"))
+    (tmp_path / "planjob.json").write_bytes(msgspec.json.encode(order))
+    program = (
+        "import os, sys; from pathlib import Path\n"
+        "from ravnest.server.planjob import __main__ as m\n"
+        "m._done = lambda order, folder, loaded: os.truncate(folder / 'large', 1 << 30)\n"
+        "Path(sys.argv[1], 'large').touch(); m.main(Path(sys.argv[1]))"
+    )
+    told = subprocess.run([sys.executable, "-c", program, str(tmp_path)], stderr=subprocess.PIPE)
+    assert b"File too large" in told.stderr
+    assert (tmp_path / "large").stat().st_size == 0
+
+
+def test_planning_starts_no_program_once_it_has_begun(tmp_path):
+    """Whatever a model makes of its process, there is nothing it could start."""
+    program = (
+        "import os, sys; from pathlib import Path\n"
+        "from ravnest.server.planjob import __main__ as m\n"
+        "from ravnest.server.planjob import tasks; from ravnest.server.planjob.outcome import *\n"
+        "def plan(order, folder):\n"
+        "    try: os.fork()\n"
+        "    except PermissionError: return PlanOutcome(error='no process')\n"
+        "tasks.plan = plan\n"
+        "m.main(Path(sys.argv[1]))"
+    )
+    (tmp_path / "planjob.json").write_bytes(msgspec.json.encode(PlanOrder(task="plan")))
+    subprocess.run([sys.executable, "-c", program, str(tmp_path)], check=True)
+    assert "no process" in (tmp_path / "outcome.json").read_text()
 
 
 def test_a_plan_that_is_not_wanted_any_more_is_cancelled(made, tmp_path, monkeypatch):

@@ -201,3 +201,15 @@ def test_an_interrupt_of_the_bar_leaves_the_cursor_visible(monkeypatch, at):
     with pytest.raises(KeyboardInterrupt), Bar(out):
         pass
     assert out.getvalue().endswith("\x1b[?25h")
+
+
+def test_what_a_stream_says_does_not_steer_the_terminal(stream):
+    evil = "\x1b]0;owned\x07\x9b31m"
+    (update,) = job_updates(
+        stream(("overview", [job(name=evil, state="done")], [event(1, evil)])), "j1"
+    )
+    shown = io.StringIO()
+    Lines(shown).show(update)
+    assert "owned" in shown.getvalue()
+    assert all(line.isprintable() for line in shown.getvalue().splitlines())
+    assert update.job.name.isprintable()

@@ -56,10 +56,9 @@ def text_of_list() -> str:
 
 
 def test_the_list_is_sorted_unique_and_of_one_namespace():
-    lines = text_of_list().splitlines()
+    lines = [line.split(" ", 1)[0] for line in text_of_list().splitlines()]
     assert lines == sorted(set(lines))
     assert all(re.fullmatch(r"aten\.\w+\.\w+", line) for line in lines)
-    assert len(lines) > 1000
 
 
 @pytest.mark.parametrize("half", [NAMES[::2], NAMES[1::2]], ids=["even", "odd"])

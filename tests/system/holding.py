@@ -1,16 +1,18 @@
 """Holds a job in one state until the server is killed, so that it is known when that happens.
 
-Planning and fusing are processes of the server: a `sitecustomize` that only these tests give them
-stops them where they begin. While a job is prepared or runs it is the agents who are stopped: none
-can say that it has got on.
+Planning and fusing are processes of the server, each in a sandbox: a `bwrap` that only these tests
+put on the server's PATH stops before it makes the sandbox. While a job is prepared or runs it is
+the agents who are stopped: none can say that it has got on.
 """
 
 import contextlib
 import json
 import os
 import select
+import shutil
 import signal
 import sqlite3
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -19,15 +21,16 @@ from cast import PATIENCE_S, Cast
 from ravnest.server.planjob.outcome import ORDER
 
 TASKS = {"planning": "plan", "fusing": "fuse"}
-_HOOK = f"""
+_HOOK = f"""#!{sys.executable} -SE
 import json, os, pathlib, signal, sys
 
-hold = pathlib.Path(__file__).with_name("hold")
-if "ravnest.server.planjob" in sys.orig_argv and hold.exists():
-    order = json.loads((pathlib.Path(sys.orig_argv[-1]) / "{ORDER}").read_bytes())
+hold, folder = pathlib.Path(__file__).with_name("hold"), pathlib.Path(sys.argv[-1])
+if "ravnest.server.planjob" in sys.argv and hold.exists():
+    order = json.loads((folder / "{ORDER}").read_bytes())
     if order["task"] == hold.read_text():
         hold.with_name("held").write_text(str(os.getpid()))
         os.kill(os.getpid(), signal.SIGSTOP)
+os.execv("{shutil.which("bwrap")}", sys.argv)
 """
 
 
@@ -36,11 +39,12 @@ class Hold:
 
     def __init__(self, folder: Path) -> None:
         folder.mkdir()
-        (folder / "sitecustomize.py").write_text(_HOOK)
+        (folder / "bwrap").write_text(_HOOK)
+        (folder / "bwrap").chmod(0o755)
         self._wanted, self._held = folder / "hold", folder / "held"
         os.mkfifo(self._held)
         self._process = 0
-        self.environment = {"PYTHONPATH": str(folder)}
+        self.environment = {"PATH": f"{folder}:{os.environ['PATH']}"}
 
     @contextlib.contextmanager
     def processes(self, state: str) -> Iterator[None]:

@@ -36,7 +36,7 @@ def test_a_provider_that_nobody_reaches_trains_through_the_relay(hosts):
     made.join("behind a router", "--memory", "2", "--no-listen", host=net.apart())
     made.wait_for_pool(2)
     with made.session() as session:
-        job = submit(session, epochs=30, max_clusters=1)
+        job = submit(session, epochs=15, max_clusters=1)
         made.wait_for_job(job.id, "running")
         assert paths(made, job.id) == {frozenset(("near", "behind a router")): "relay"}
         made.wait("traffic", lambda now: now.server.relayed_bytes > 100_000)
@@ -53,7 +53,7 @@ def test_measured_lines_decide_the_plan_and_near_hosts_talk_directly(hosts):
     pool = {one.name: one for one in idle(made.wait_for_pool(4))}
     assert pool["thin"].up_mbps < 2 * SLOW < pool["one"].up_mbps
     with made.session() as session:
-        job = submit(session, epochs=30, max_clusters=1, idle_gain=1.0)
+        job = submit(session, epochs=15, max_clusters=1, idle_gain=1.0)
         made.wait_for_job(job.id, "running")
         used = {name for pair in paths(made, job.id) for name in pair}
         assert "thin" not in used

@@ -33,6 +33,8 @@ def test_a_real_run_is_seen_live_and_stopped_from_the_page(tmp_path):
 
         def look(seen: Visit) -> None:
             page = seen.open()
+            seen.sign_in(made.server.operator_token)
+            seen.errors.clear()  # without a token the page was told to sign in: status 401
             for name in ("ada", "ben"):
                 expect(page.locator(".machines")).to_contain_text(name)
             expect(page.locator(f'[data-job="{job.id}"]')).to_contain_text("running")
@@ -47,7 +49,6 @@ def test_a_real_run_is_seen_live_and_stopped_from_the_page(tmp_path):
             page.wait_for_function(
                 "before => document.body.innerText !== before", arg=before, timeout=LIVE_MS
             )
-            seen.sign_in(made.server.operator_token)
             page.get_by_role("button", name="Stop").click()
             page.get_by_role("dialog").get_by_role("button", name="Stop it").click()
             expect(page.locator(".job-head .badge")).to_have_text("stopped", timeout=LIVE_MS)

@@ -28,7 +28,7 @@ def workers(made: Cast, job: str) -> set[str]:
 
 def test_a_provider_that_is_killed_costs_its_run_and_not_the_job(three: Cast):
     with three.session() as session:
-        job = submit(session, epochs=60, max_clusters=1)
+        job = submit(session, epochs=24, max_clusters=1)
         training(three, job.id)
         lost = sorted(workers(three, job.id))[0]
         three.providers[lost].kill()
@@ -40,7 +40,7 @@ def test_a_provider_that_is_killed_costs_its_run_and_not_the_job(three: Cast):
 
 def test_a_provider_that_leaves_takes_nothing_with_it(three: Cast):
     with three.session() as session:
-        job = submit(session, epochs=80, max_clusters=1)
+        job = submit(session, epochs=30, max_clusters=1)
         training(three, job.id, epoch=3.0)
         leaving = sorted(workers(three, job.id))[0]
         three.providers[leaving].interrupt()
@@ -55,7 +55,7 @@ def test_a_provider_that_leaves_takes_nothing_with_it(three: Cast):
 
 def test_a_job_can_be_paused_stopped_fetched_and_resumed(three: Cast):
     with three.session() as session:
-        job = submit(session, epochs=60, max_clusters=1)
+        job = submit(session, epochs=24, max_clusters=1)
         training(three, job.id, epoch=2.0)
         job.pause()
         three.wait_for_job(job.id, "paused")
@@ -63,11 +63,11 @@ def test_a_job_can_be_paused_stopped_fetched_and_resumed(three: Cast):
         three.wait_for_job(job.id, "running")
         job.stop()
         stopped = three.wait_for_job(job.id, "stopped")
-        assert 2 <= stopped.epoch < 60
+        assert 2 <= stopped.epoch < 24
         before = accuracy(job.result())
         assert before > 0.5
         assert len(idle(three.wait_for_pool(3))) == 3
         job.resume()
         three.wait_for_job(job.id, "done")
         assert accuracy(job.result()) >= before - 0.02
-        assert job.view.epoch == 60
+        assert job.view.epoch == 24

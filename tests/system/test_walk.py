@@ -31,3 +31,5 @@ def test_the_first_example_learns_as_its_readme_says(two: Cast):
     assert found is not None, said
     assert float(found[1]) > 0.95, said
     assert (two.folder / "trained" / "trained_state_dict.pt").exists()
+    # Agents of one user on one machine talk to each other, not through the server.
+    assert two.wait("the end", lambda now: True).server.relayed_bytes == 0

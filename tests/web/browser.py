@@ -90,7 +90,7 @@ class Visit:
         return self.page
 
     def sign_in(self, token: str) -> None:
-        self.page.get_by_role("button", name="Sign in").click()
+        self.page.get_by_role("button", name="Sign in").first.click()
         self.page.get_by_label("Token").fill(token)
         self.page.get_by_role("dialog").get_by_role("button", name="Sign in").click()
         self.page.get_by_role("dialog").wait_for(state="detached")

@@ -34,7 +34,7 @@ from ravnest.api.requests import (
 from ravnest.api.tokens import Token
 from ravnest.api.views import Me
 
-WEB = Path(__file__).parents[2] / "src" / "ravnest" / "server" / "web"
+WEB = Path(__file__).parents[2] / "src" / "ravnest" / "web"
 CSP = (
     "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
     "img-src 'self' data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"

@@ -61,6 +61,7 @@ class Simulation:
 
     def __init__(self, *, machines: int = len(_MACHINES), jobs: bool = True, seed: int = 7) -> None:
         self.now = START
+        self.no_sandbox = ""
         self.random = random.Random(seed)
         self.providers: dict[int, ProviderView] = {}
         self.jobs: dict[str, JobView] = {}
@@ -99,6 +100,7 @@ class Simulation:
             gflops=sum(p.gflops for p in heard),
             relayed_bytes=int(1.4 * GB + 2.1 * MB * (self.now - START)),
             relayed_bytes_per_s=2.1 * MB if self.pipelines else 0.0,
+            no_sandbox=self.no_sandbox,
         )
 
     def overview(self) -> Overview:

@@ -53,6 +53,18 @@ def test_the_overview_shows_the_pool_its_jobs_machines_and_events(visit: Visit) 
 
 
 @in_browser()
+def test_a_server_without_a_sandbox_says_so(visit: Visit) -> None:
+    page = visit.open()
+    said = page.locator(".footer .no-sandbox")
+    expect(page.locator(".footer")).to_contain_text("ravnest at home")
+    expect(said).to_be_hidden()
+    reason = "bubblewrap (bwrap) is not installed <b>"
+    visit.site.change(lambda simulation: setattr(simulation, "no_sandbox", reason))
+    expect(said).to_have_text(f"this server looks at models without a sandbox: {reason}")
+    expect(said).to_be_visible()
+
+
+@in_browser()
 def test_machines_change_in_place_while_one_looks(visit: Visit) -> None:
     page = visit.open()
     row = page.locator('tr[data-provider="6"]')

@@ -9,6 +9,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
+from ravnest.api.trust_anchor import TrustAnchor
 from ravnest.wire.security import TlsKeys
 
 _LIFE = datetime.timedelta(hours=2)
@@ -26,7 +27,7 @@ class Authority:
         key = ec.generate_private_key(ec.SECP256R1())
         certificate = self._sign(key, _named(name), authority=False, valid=valid, dns=dns)
         return TlsKeys(
-            authority=_pem(trusts or self.certificate),
+            authority=TrustAnchor(trusts or self.certificate),
             certificate=_pem(certificate),
             key=key.private_bytes(
                 serialization.Encoding.PEM,

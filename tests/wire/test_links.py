@@ -308,6 +308,33 @@ def test_a_slow_consumer_holds_the_sender_back(run):
     run(scenario)
 
 
+@pytest.mark.parametrize(
+    ("window", "sizes"), [(Window(bytes=100_000), [9_000] * 20), (Window(frames=8), [0] * 20)]
+)
+def test_a_neighbour_that_does_not_keep_to_the_window_is_given_up(run, window, sizes):
+    """Or one hostile provider fills the memory of the machines beside it."""
+
+    async def scenario(world):
+        a, b = world.party("a", window=Window(1 << 40, 1 << 20)), world.party("b", window=window)
+        b.uses = False
+        await b.endpoint.listen(b.address)
+        a.link = await a.endpoint.dial(b.peer)
+        await b.endpoint.expect(a.peer)
+        await b.next(Up)
+        for size in sizes:
+            a.link.send(Parcel(Command(order="flush"), (torch.zeros(size // 4),)))
+        heard = [await asyncio.wait_for(b.events.get(), 10)]
+        while isinstance(heard[-1], Arrived):
+            heard.append(await asyncio.wait_for(b.events.get(), 10))
+        lost = heard.pop()
+        assert isinstance(lost, Lost)
+        assert lost.error.node == "a"
+        assert "wait to be used" in str(lost.error)
+        assert 0 < len(heard) < len(sizes) - 5
+
+    run(scenario)
+
+
 def test_a_large_message_does_not_wait_for_credit_that_nobody_speaks_of(run):
     """What was used up long after it came, with nothing going the other way."""
 

@@ -191,7 +191,27 @@ def test_addresses_are_taken_apart():
         "[::1]:80",
         "provider-7",
     )
-    assert (routes.real("10.0.0.1:80"), routes.name_of("10.0.0.1:80")) == ("10.0.0.1:80", None)
+    by_hand = Routes()
+    assert (by_hand.real("10.0.0.1:80"), by_hand.name_of("10.0.0.1:80")) == ("10.0.0.1:80", None)
+
+
+@pytest.mark.parametrize("make", [grpc(None), tcp], ids=["grpc", "tcp"])
+def test_with_a_table_of_routes_nothing_else_is_dialled(make):
+    """A plan of a server named a place in its provider's network, and the worker dialled it."""
+
+    async def scenario():
+        called = []
+        server = await asyncio.start_server(lambda *_: called.append(True), "127.0.0.1", 0)
+        victim = f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        one = Party(make(Routes({"provider-2:1": "127.0.0.1:1"})), "node_1")
+        await one.endpoint.dial(Peer("node_2", victim))
+        lost = await one.next(Lost)
+        assert f"routes do not say where {victim} is" in str(lost.error)
+        await one.endpoint.close(0.2)
+        server.close()
+        assert called == []
+
+    asyncio.run(scenario())
 
 
 def test_a_table_of_routes_must_be_one():

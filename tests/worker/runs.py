@@ -14,6 +14,7 @@ from pathlib import Path
 
 import msgspec
 import torch
+import zygote
 from certificates import our_authority
 from safetensors.torch import load_file
 from torch import nn
@@ -196,7 +197,7 @@ def _fill(place, run, cluster, stage, order):
     shutil.copytree(package, place / "package")
     keys = our_authority().keys(f"provider-{number}", dns=(f"provider-{number}",))
     (place / "tls").mkdir()
-    (place / "tls" / "ca.pem").write_bytes(keys.authority)
+    (place / "tls" / "ca.pem").write_text(keys.authority.pem)
     (place / "tls" / "certificate.pem").write_bytes(keys.certificate)
     (place / "tls" / "key.pem").write_bytes(keys.key)
     write_order(place, order)
@@ -209,11 +210,14 @@ def write_order(place, order):
 class Process:
     """One worker, and all that it says."""
 
-    def __init__(self, folder, within=lambda command: command):
+    def __init__(self, folder, within=None):
+        # What is put around a worker may keep it from whatever lies outside, the zygote as well.
+        interpreter = zygote.python() if within is None else sys.executable
+        command = [interpreter, "-P", "-m", "ravnest.worker", str(folder)]
         self.folder = Path(folder)
         self._log = (self.folder / "worker.log").open("wb")
         self.process = subprocess.Popen(
-            within([sys.executable, "-P", "-m", "ravnest.worker", str(folder)]),
+            command if within is None else within(command),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._log,
@@ -272,10 +276,10 @@ class Process:
 
 
 @contextlib.contextmanager
-def started(run, within=lambda command, folder: command):
+def started(run, within=None):
     """A process for every folder, by node; `within` puts something around its command."""
     processes = {
-        node: Process(folder, lambda command, folder=folder: within(command, folder))
+        node: Process(folder, within and (lambda command, folder=folder: within(command, folder)))
         for node, folder in run.folders.items()
     }
     try:

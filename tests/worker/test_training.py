@@ -155,6 +155,43 @@ def test_two_clusters_train_on_rows_of_their_own_and_end_with_the_same_weights(t
     assert {root.reports[-1].samples for root in roots} == {4 * 40}
 
 
+LIES = """
+import runpy
+import sys
+from ravnest.provider.averaging.share import Share
+truly = Share.facts
+def facts(self, ring, fragments):
+    found = truly(self, ring, fragments)
+    return type(found)(9.9e14, found.samples, found.updates, found.moments)
+Share.facts = facts
+sys.argv = ["-m", sys.argv[1]]
+runpy.run_module("ravnest.worker", run_name="__main__", alter_sys=True)
+"""
+
+
+def test_a_worker_that_says_9_9e14_rows_is_left_out_and_the_others_say_so(tmp_path):
+    """It was believed, and its weights were everybody's."""
+    data = written(tmp_path / "data", runs.make_data(80))
+    run = plan_run(tmp_path / "run", providers=2, clusters=2)
+    training = replace(TRAINING, epochs=4, reduce_factor=3, schedule="async")
+    prepare(run, data, training=training)
+    liar = f"node_{run.plan.clusters[1].stages[0].provider.id}"
+
+    def within(command, folder):
+        lies = folder == run.folders[liar]
+        return [command[0], "-P", "-c", LIES, str(folder)] if lies else command
+
+    with started(run, within) as processes:
+        found = ends(processes)
+    (honest,) = found.keys() - {liar}
+    assert found[honest].outcome == "done"
+    assert found[honest].distrusts == (1,)
+    notes = [note for report in processes[honest].reports for note in report.notes]
+    assert any(
+        f"without {liar}: it says that it has trained on 9.9e+14 rows" in note for note in notes
+    ), notes
+
+
 def is_after_epoch(number):
     return lambda line: isinstance(line, Report) and line.report.epoch >= number
 

@@ -5,14 +5,14 @@
     machine.py     what it is and what of it may be used; workload.py: how fast it computes
     links.py       speed and delay to the server; peers.py: to other providers, and for them
     doorstep.py    strangers on the port for other providers, before they have shown who they are
-    measuring.py   all figures together; addresses.py: where others may reach this machine
+    measuring.py   all figures together
+    addresses.py   where others may reach this machine, and which of their addresses it dials
     control.py     what is heard, what the owner wants ► what is to be done and said (pure)
     instructions.py  all that it may decide; upkeep.py: what is done beside assignments
     errands.py     the life of an assignment, as control.py sees it; standing.py: what is known
     hours.py       when the machine may be used (pure); clockwork.py: what is done by the clock
     channel.py     the connection to the server that control.py speaks through
-    errand.py      an assignment on this machine: folders.py, fetching.py, worker.py, sandbox.py
-    confine.py     what a script gives up in its sandbox, before it begins
+    errand.py      an assignment on this machine: folders.py, fetching.py; worker.py, in a sandbox
     clearing.py    folders of assignments that are over; removing.py: whatever a script made of them
     keeping.py     its files, for the next run of the same job; results.py: what its worker saved
     thinning.py    what its worker reports, not too often; reports.py: many as one (pure)

@@ -1,15 +1,35 @@
-"""Where others may try to reach this machine."""
+"""Where others may try to reach this machine, and which of their addresses it may dial itself."""
 
+import asyncio
 import ipaddress
 import socket
-from collections.abc import Iterator
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
 
 import psutil
 
+from ravnest.agent.rendezvous import Rendezvous
+from ravnest.api.dialling import (
+    Endpoint,
+    Interface,
+    Ip,
+    Network,
+    bare_ip,
+    chosen,
+    from_here,
+    scope_of,
+)
 from ravnest.client.address import ServerAddress
 from ravnest.errors import NodeError
 
 _MOST = 16
+_FINDS_AT_ONCE = 8
+_MINUTE_S = 60.0
+_IN_VAIN = {"global": 6, "private": 60, "loopback": 60}
+"""Dials of one host in a minute that find no provider; then it is left alone. A provider that names
+the address of a third party must not make a whole pool flood it. On one machine or in one network
+many providers share a host, or answer at several addresses of which one is enough."""
 
 
 def split_host_port(text: str, option: str) -> tuple[str, int]:
@@ -26,15 +46,39 @@ def join_host_port(host: str, port: int) -> str:
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
+def literals(host: str, port: int, option: str) -> tuple[str, ...]:
+    """What a name stands for now: others dial no names. Not for the event loop's thread."""
+    where = f"{option} {join_host_port(host, port)}"
+    try:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    except (OSError, UnicodeError) as error:
+        raise NodeError(f"{where}: there is no such host ({error})") from error
+    ips = [ip for *_, place in found if (ip := bare_ip(str(place[0]))) is not None]
+    useful = [str(Endpoint(ip, port)) for ip in dict.fromkeys(ips) if scope_of(ip) != "never"]
+    if not useful:
+        raise NodeError(
+            f"{where}: no other provider dials that, it is link-local or reserved; expected an "
+            "address of this machine or of the router in front, or --no-listen"
+        )
+    return tuple(useful)
+
+
 def advertised(server: ServerAddress, host: str, port: int) -> tuple[str, ...]:
     """Every address of this machine that somebody else might reach, the likeliest first."""
     if host not in ("0.0.0.0", "::"):
-        return (join_host_port(host, port),)
-    found = dict.fromkeys([*_towards(server), *_of_interfaces(six=host == "::")])
+        return literals(host, port, "--listen")
+    others = [str(each.ip) for each in _interfaces() if each.version == 4 or host == "::"]
+    # Others try the first few: global ones before the bridges of containers.
+    others.sort(key=lambda text: scope_of(ipaddress.ip_address(text)) != "global")
+    found = dict.fromkeys([*_towards(server), *others])
+    useful = [text for text in found if scope_of(ipaddress.ip_address(text)) in _OF_OTHERS]
     if server.is_local:
         # The server, and perhaps other providers, are on this very machine.
-        found["127.0.0.1"] = None
-    return tuple(join_host_port(each, port) for each in found)[:_MOST]
+        useful.append("127.0.0.1")
+    return tuple(join_host_port(each, port) for each in useful[:_MOST])
+
+
+_OF_OTHERS = ("global", "private")
 
 
 def _towards(server: ServerAddress) -> Iterator[str]:
@@ -45,27 +89,75 @@ def _towards(server: ServerAddress) -> Iterator[str]:
         )[0]
         with socket.socket(family, kind) as probe:
             probe.connect(target)
-            name = str(probe.getsockname()[0])
+            ours = str(probe.getsockname()[0])
     except OSError:
         return
-    if _is_useful(name) and ":" not in name:
-        yield name
+    if ":" not in ours:
+        yield ours
 
 
-def _of_interfaces(*, six: bool) -> Iterator[str]:
-    families = {socket.AF_INET, socket.AF_INET6} if six else {socket.AF_INET}
+def _interfaces() -> Iterator[Interface]:
+    """With their networks; those that are up."""
     up = {name for name, state in psutil.net_if_stats().items() if state.isup}
     for name, addresses in psutil.net_if_addrs().items():
-        if name not in up:
-            continue
-        for address in addresses:
-            if address.family in families and _is_useful(address.address):
-                yield address.address
+        for address in addresses if name in up else ():
+            if address.family in (socket.AF_INET, socket.AF_INET6):
+                yield _interface(address.address.partition("%")[0], address.netmask)
 
 
-def _is_useful(text: str) -> bool:
-    try:
-        address = ipaddress.ip_address(text)
-    except ValueError:  # with the name of an interface: of no use elsewhere
-        return False
-    return not (address.is_loopback or address.is_link_local or address.is_unspecified)
+def _interface(ip: str, netmask: str | None) -> Interface:
+    if ":" not in ip:
+        return ipaddress.ip_interface(f"{ip}/{netmask or 32}")
+    bits = int(ipaddress.IPv6Address(netmask)).bit_count() if netmask else 128
+    return ipaddress.ip_interface(f"{ip}/{bits}")
+
+
+class Dialling:
+    """All that an agent dials because others have named it goes through here."""
+
+    def __init__(
+        self,
+        rendezvous: Rendezvous,
+        server_ip: Callable[[], Ip | None],
+        *,
+        lan: bool = False,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`server_ip`: as the channel to the server knows it."""
+        self._rendezvous, self._server_ip = rendezvous, server_ip
+        self._lan, self._clock = lan, clock
+        self._in_vain: defaultdict[Network, list[float]] = defaultdict(list)
+        """When each host was dialled; those dials that have found a provider are taken out."""
+        self.gate = asyncio.Semaphore(_FINDS_AT_ONCE)
+        """Other providers that are looked for at once."""
+
+    async def allowed(self, provider: int, addresses: Sequence[str]) -> tuple[Endpoint, ...]:
+        """Judged by what this machine itself knows now: its networks, and whether that provider
+        runs on it; not by what a server says."""
+        server = self._server_ip()
+        return await asyncio.to_thread(self._allowed, provider, addresses, server)
+
+    def _allowed(
+        self, provider: int, addresses: Sequence[str], server: Ip | None
+    ) -> tuple[Endpoint, ...]:
+        named = [each for each in map(Endpoint.parse, addresses) if each is not None]
+        here = [each for each in named if self._rendezvous.has(provider, each)]
+        return chosen(addresses, from_here(server, _interfaces(), here=here, lan=self._lan))
+
+    def reserve(self, endpoint: Endpoint) -> bool:
+        """Whether it may be dialled now, by the rate limit of dials that are in vain. Each counts
+        as one of those from its beginning: many may begin before the first of them fails."""
+        since = self._clock() - _MINUTE_S
+        for site, times in list(self._in_vain.items()):
+            times[:] = [at for at in times if at > since]
+            if not times:
+                del self._in_vain[site]
+        if len(self._in_vain.get(endpoint.site, ())) >= _IN_VAIN[scope_of(endpoint.ip)]:
+            return False
+        self._in_vain[endpoint.site].append(self._clock())
+        return True
+
+    def give_back(self, endpoint: Endpoint) -> None:
+        """What was reserved: the provider that is looked for has answered there."""
+        if times := self._in_vain.get(endpoint.site):
+            times.pop(0)

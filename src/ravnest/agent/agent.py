@@ -8,16 +8,17 @@ import asyncio
 import time
 
 from ravnest.agent import instructions as todo
-from ravnest.agent import sandbox
+from ravnest.agent.addresses import Dialling
 from ravnest.agent.channel import Channel, Pauses
 from ravnest.agent.clearing import Clearing
 from ravnest.agent.clockwork import Clockwork
 from ravnest.agent.control import Control
-from ravnest.agent.errand import Errand, Surroundings
+from ravnest.agent.errand import Errand, Surroundings, reason_against
 from ravnest.agent.identity import Removal
 from ravnest.agent.instructions import Show
 from ravnest.agent.machine import Load
 from ravnest.agent.measuring import Measuring
+from ravnest.agent.rendezvous import Rendezvous
 from ravnest.agent.standing import Instructions
 from ravnest.agent.tasks import Tasks, in_words
 from ravnest.agent.upkeep import Upkeep
@@ -49,9 +50,12 @@ class Agent:
             settings.caps,
             once=settings.once,
             name=settings.name if settings.is_named else None,
-            may_run=lambda new: sandbox.reason_against(new, settings.caps),
+            may_run=lambda new: reason_against(new, settings),
         )
-        self._channel = Channel(around.client, self, pauses)
+        self._channel = channel = Channel(around.client, self, pauses)
+        around.dialling = Dialling(
+            Rendezvous(around.identity.authority), lambda: channel.server_ip, lan=settings.caps.lan
+        )
         self._errand: Errand | None = None
         self._tasks = Tasks(self._mistaken, self._failed_aside)
         self._clearing = Clearing(settings.home, self._tasks, show)
@@ -80,9 +84,6 @@ class Agent:
         settings = self._around.settings
         if self._around.listener is not None:
             await self._around.listener.open()
-        if settings.caps.scripts == "sandboxed":
-            # Found out once, and not while others wait for an answer.
-            await asyncio.to_thread(sandbox.why_not)
         await self._take_up()
         self._clockwork.beat()
         self._clockwork.watch(settings.caps.hours)
@@ -186,6 +187,9 @@ class Agent:
                 self._tasks.go(self._upkeep.remove_old(job), aside=True)
             case todo.ProbePeers(peers=peers):
                 self._tasks.go(self._probe(peers), aside=True)
+            case todo.AdmitPeer(provider=provider, seconds=seconds):
+                if self._around.listener is not None:
+                    self._around.listener.admit(provider, seconds)
             case todo.Prepare(assignment=assignment):
                 self._prepare(assignment)
             case todo.CancelPreparing(assignment=name):

@@ -7,6 +7,7 @@ lost; `control.py` says again what matters.
 import asyncio
 import contextlib
 import random
+import urllib.request
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from typing import Protocol
@@ -15,7 +16,9 @@ from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed, InvalidHandshake, InvalidStatus
 
 from ravnest.api.control import FromAgent, FromServer, server_decoder
+from ravnest.api.dialling import Ip, bare_ip
 from ravnest.api.limits import NOT_UNDERSTOOD, encode
+from ravnest.client.address import ServerAddress
 from ravnest.client.answers import TokenRefusedError, failure_in_words, refusal
 from ravnest.client.http import HttpClient
 from ravnest.errors import ServerError
@@ -59,6 +62,9 @@ class Channel:
         self._pauses = pauses or Pauses()
         self._outgoing: asyncio.Queue[bytes | None] | None = None
         self._closing = asyncio.Event()
+        self.server_ip: Ip | None = None
+        """The other end of the connection that stands. None: there is none, or a proxy is there.
+        What DNS says about the server's name is the server's own word, and proves nothing."""
 
     def send(self, message: FromAgent) -> None:
         if self._outgoing is not None:
@@ -98,6 +104,8 @@ class Channel:
 
     async def _talk(self, socket: ClientConnection) -> str:
         self._outgoing = asyncio.Queue()
+        if not _has_proxy(self._client.address):
+            self.server_ip = bare_ip(str(socket.remote_address[0]))
         writer = asyncio.create_task(_write(socket, self._outgoing))
         try:
             self._listener.opened()
@@ -109,7 +117,7 @@ class Channel:
         except _NotUnderstoodError as error:
             return f"the server says something this release does not understand: {error}"
         finally:
-            self._outgoing = None
+            self._outgoing = self.server_ip = None
             if not self._closing.is_set():
                 writer.cancel()
             await asyncio.gather(writer, return_exceptions=True)
@@ -135,6 +143,20 @@ async def _write(socket: ClientConnection, outgoing: asyncio.Queue[bytes | None]
             await socket.close()
 
 
+def _has_proxy(address: ServerAddress) -> bool:
+    """Between this machine and the server, as its owner has set up; perhaps for other schemes."""
+    proxies = set(urllib.request.getproxies()) - {"no"}
+    is_direct = address.is_local or urllib.request.proxy_bypass(address.host_port)
+    return bool(proxies) and not is_direct
+
+
+class _Direct(connect):
+    """A redirect is a refusal: a server must not make this machine call at another place."""
+
+    def process_redirect(self, exc: Exception) -> Exception:
+        return exc
+
+
 @contextlib.asynccontextmanager
 async def open_socket(
     client: HttpClient, path: str, *, most: int, pings: bool = True
@@ -142,11 +164,11 @@ async def open_socket(
     """A WebSocket to the server, with the errors that `client` would raise."""
     address = client.address
     try:
-        socket = await connect(
+        socket = await _Direct(
             address.websocket_api + path,
             ssl=client.context,
             additional_headers={"Authorization": f"Bearer {client.bearer}"},
-            proxy=None if address.is_local else True,
+            proxy=True if _has_proxy(address) else None,
             compression=None,
             max_size=most,
             open_timeout=_OPEN_S,

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from ravnest.agent.errands import Errands
 from ravnest.agent.instructions import (
     AcceptCall,
+    AdmitPeer,
     EndWorker,
     Finish,
     KeepTime,
@@ -23,6 +24,7 @@ from ravnest.agent.instructions import (
 from ravnest.agent.standing import Instructions
 from ravnest.api import VERSION
 from ravnest.api.control import (
+    Admit,
     Assign,
     Begin,
     FromServer,
@@ -74,6 +76,8 @@ class Control(Errands):
                 return self._welcomed(message, offset_s)
             case Probe(peers=peers):
                 return [ProbePeers(peers)] if peers else []
+            case Admit(provider=provider, seconds=seconds):
+                return [AdmitPeer(provider, seconds)]
             case Assign(assignment=assignment):
                 return self.assigned(assignment)
             case Begin(assignment=name):

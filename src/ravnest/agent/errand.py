@@ -5,21 +5,20 @@ Does what it is told, one step after another; what comes next is decided in `err
 
 import asyncio
 import contextlib
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
 
 import msgspec
 
-from ravnest.agent.addresses import join_host_port
+from ravnest.agent.addresses import Dialling, join_host_port
 from ravnest.agent.fetching import bring_back, fetch
 from ravnest.agent.folders import AssignmentFolder
 from ravnest.agent.identity import Identity
 from ravnest.agent.keeping import KeptFiles
-from ravnest.agent.machine import Load, threads_of, worker_environment
+from ravnest.agent.machine import Load, threads_of
 from ravnest.agent.pacing import Bucket
 from ravnest.agent.peers import PeerListener, find
 from ravnest.agent.results import has_saved
-from ravnest.agent.sandbox import sandboxed
 from ravnest.agent.settings import AgentSettings
 from ravnest.agent.tasks import in_words
 from ravnest.agent.thinning import Thinning
@@ -31,8 +30,10 @@ from ravnest.client.answers import AnswerError
 from ravnest.client.http import HttpClient
 from ravnest.errors import JobError, RavnestError
 from ravnest.ports import free_ports
+from ravnest.sandbox.bubblewrap import Policy, sandboxed, why_not
+from ravnest.sandbox.environment import compute_environment
+from ravnest.sandbox.memory_limit import is_limited_by_system
 
-_PROBES_AT_ONCE = 8
 _TELL_EVERY = 0.2
 
 
@@ -45,12 +46,26 @@ class Surroundings:
     client: HttpClient
     device: str
     listener: PeerListener | None
+    memory_bytes: int = 0
+    """Most that a worker may take; 0 is no limit."""
     up: Bucket | None = None
     down: Bucket | None = None
     report_s: float = 1.0
     clock_offset_s: float = 0.0
     worker_command: Callable[[AssignmentFolder], list[str]] | None = None
     """For tests: another program than `ravnest.worker`."""
+    dialling: Dialling = field(init=False)
+    """Made by the agent: its channel knows where the server is."""
+
+
+def reason_against(assignment: Assignment, settings: AgentSettings) -> str | None:
+    """Why an assignment cannot be taken, if the owner wants a sandbox and there is none."""
+    is_script = assignment.script is not None and settings.caps.scripts == "sandboxed"
+    if not is_script and not settings.require_sandbox:
+        return None
+    what = "scripts are allowed" if is_script else "foreign graphs run here"
+    reason = why_not()
+    return None if reason is None else f"{what} in a sandbox only, and {reason}"
 
 
 class Errand:
@@ -88,6 +103,7 @@ class Errand:
     async def _prepare(self, on_share: Callable[[float], None]) -> tuple[int, ...]:
         around, loop = self._around, asyncio.get_running_loop()
         self.folder.begin(around.identity)
+        self._admit(each.provider for each in self.assignment.neighbours)
         await self._take_port()
         told = 0.0
 
@@ -113,13 +129,16 @@ class Errand:
         self._relayed = {names[provider]: local for provider, local in tunnels.items()}
         return tuple(relayed)
 
+    def _admit(self, providers: Iterable[int]) -> None:
+        """While they look for a way to this machine, its agent answers them."""
+        if self._around.listener is not None:
+            self._around.listener.admit_neighbours(self.assignment.id, providers)
+
     async def _find_neighbours(self) -> list[int]:
-        gate = asyncio.Semaphore(_PROBES_AT_ONCE)
-        identity = self._around.identity
+        identity, dialling = self._around.identity, self._around.dialling
 
         async def one(provider: int, plan_address: str, addresses: tuple[str, ...]) -> int | None:
-            async with gate:
-                found = await find(identity, provider, addresses, measure=False)
+            found = await find(identity, provider, addresses, dialling, measure=False)
             if found is None:
                 return provider
             self._direct[plan_address] = found.address
@@ -137,16 +156,18 @@ class Errand:
 
     def start(self, on_report: Callable[[WorkReport], None], *, paused: bool) -> Worker:
         """The worker can be steered and ended from now on; `work` makes it run."""
-        caps = self._around.settings.caps
+        settings = self._around.settings
+        command = self._command()
         self._reports = Thinning(self._around.report_s, on_report)
         self.worker = Worker(
             self.folder,
-            environment=worker_environment(
-                threads_of(caps),
-                home=None if self.assignment.script is None else self.folder.path.resolve(),
+            environment=compute_environment(
+                threads_of(settings.caps), home=self.folder.path.resolve()
             ),
-            nice=self._around.settings.nice,
-            command=self._command(),
+            nice=settings.nice,
+            command=command,
+            in_sandbox=self._is_in_sandbox(),
+            memory_bytes=self._around.memory_bytes,
             on_report=self._reports.take,
             epochs_done=self.assignment.epochs_done,
             paused=paused,
@@ -193,15 +214,16 @@ class Errand:
                 await self._around.listener.open()
 
     def watch(self, load: Load) -> int:
-        """Bytes that the worker uses; more than its owner allows, and it is ended."""
-        worker, most = self.worker, self._around.settings.caps.memory_bytes
+        """Bytes that the worker uses. The system keeps a worker to its limit, but for a script,
+        whose processes have the limit each: all of them together are looked at here."""
+        worker, most = self.worker, self._around.memory_bytes
         if worker is None:
             return 0
         worker.trim_log()
         used = load.process_memory(worker.pid)
-        if most is not None and used > most and self._around.device == "cpu":
-            too_much = f"used {used >> 20} MB, its owner allows {most >> 20} MB"
-            worker.kill(f"the worker was ended because it {too_much}")
+        is_limited = is_limited_by_system() and self.assignment.script is None
+        if most and used > most and not is_limited:
+            worker.kill_for_memory()
         return max(used, worker.memory_bytes)
 
     def _give_order(self) -> None:
@@ -215,26 +237,33 @@ class Errand:
                 device=around.device,
                 threads=threads_of(around.settings.caps),
                 bandwidth_mbps=around.settings.caps.bandwidth_mbps,
+                memory_bytes=around.memory_bytes,
                 report_s=around.report_s,
                 clock_offset_s=around.clock_offset_s,
             ),
             around.identity,
         )
 
-    def _command(self) -> list[str] | None:
-        if self._around.worker_command is not None:
-            return self._around.worker_command(self.folder)
-        if self.assignment.script is None or self._around.settings.caps.scripts != "sandboxed":
-            return None
+    def _is_in_sandbox(self) -> bool:
+        """Wherever there can be one, unless the owner trusts scripts with everything."""
         settings = self._around.settings
-        return sandboxed(
-            Worker.command_for(self.folder),
+        trusted = self.assignment.script is not None and settings.caps.scripts == "always"
+        return why_not() is None and (settings.require_sandbox or not trusted)
+
+    def _command(self) -> list[str]:
+        program = self._around.worker_command or Worker.command_for
+        command = program(self.folder)
+        if not self._is_in_sandbox():
+            return command
+        settings = self._around.settings
+        policy = Policy(
             self.folder.path.resolve(),
-            settings.home.resolve(),
-            settings.caps.memory_bytes if self._around.device == "cpu" else None,
+            hidden=settings.home.resolve(),
+            memory_bytes=self._around.memory_bytes or None,
             nice=settings.nice,
             cores=settings.caps.threads,
         )
+        return sandboxed(command, policy)
 
     def _checked(self, end: WorkEnd) -> WorkEnd:
         if end.saved and not has_saved(self.folder.package):
@@ -283,6 +312,7 @@ class Errand:
             self.task.cancel()
 
     async def close(self) -> None:
+        self._admit(())
         await self._tunnels.close()
 
     def forget_files(self) -> None:

@@ -84,12 +84,12 @@ class AssignmentFolder:
         # One after the other: `parents` makes those above it open to others.
         self.path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         self.path.mkdir(exist_ok=True, mode=0o700)
-        for name, source in (
-            ("ca.pem", identity.authority_file),
-            ("certificate.pem", identity.certificate_file),
-            ("key.pem", identity.key_file),
+        for name, content in (
+            ("ca.pem", identity.authority.pem.encode()),
+            ("certificate.pem", identity.certificate_file.read_bytes()),
+            ("key.pem", identity.key_file.read_bytes()),
         ):
-            write_private(self._place(f"tls/{name}"), source.read_bytes())
+            write_private(self._place(f"tls/{name}"), content)
 
     def place_document(self, assignment: Assignment) -> None:
         """The node document, with its package where it is on this machine."""

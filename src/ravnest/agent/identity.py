@@ -23,10 +23,11 @@ from ravnest.api.limits import NOT_UNDERSTOOD
 from ravnest.api.machine import Caps, MachineFacts
 from ravnest.api.requests import Enrol, Enrolled, Renew, Renewed
 from ravnest.api.tokens import Credential, Token
+from ravnest.api.trust_anchor import TrustAnchor
 from ravnest.client.address import ServerAddress
 from ravnest.client.http import HttpClient
 from ravnest.client.known import who_is, write_private
-from ravnest.client.trust import fetch_authority, fingerprint_of_pem
+from ravnest.client.trust import authority_given, fetch_authority
 from ravnest.errors import RunDirError, ServerError, TokenError
 from ravnest.locks import only_one
 
@@ -50,8 +51,8 @@ class Identity:
     provider: int
     name: str
     credential: str
-    authority: str
-    """PEM; signs the server's certificate and those of all providers."""
+    authority: TrustAnchor
+    """Signs the server's certificate and those of all providers."""
 
     @property
     def certificate_file(self) -> Path:
@@ -60,10 +61,6 @@ class Identity:
     @property
     def key_file(self) -> Path:
         return self.folder / "key.pem"
-
-    @property
-    def authority_file(self) -> Path:
-        return self.folder / "ca.pem"
 
     @property
     def port(self) -> int | None:
@@ -119,7 +116,15 @@ def load_identity(home: Path, address: ServerAddress) -> Identity | None:
     file = _read(folder / "identity.json")
     credential = (folder / "credential").read_text().strip()
     Credential.parse(credential)
-    authority = (folder / "ca.pem").read_text()
+    try:
+        authority = TrustAnchor.parse((folder / "ca.pem").read_bytes())
+    except ValueError as error:
+        # An earlier release believed an impostor that answered with two authorities in one text.
+        raise ServerError(
+            f"{folder / 'ca.pem'} is no authority of {address} that can be trusted: {error}. "
+            "An impostor may have posed as that server: have its operator remove provider "
+            f"{file.provider}, remove {folder}, and join with a new token"
+        ) from None
     return Identity(folder, file.provider, file.name, credential, authority)
 
 
@@ -153,7 +158,7 @@ def check_token(address: ServerAddress, token: Token) -> None:
         who_is(client)
 
 
-def _authority_for(address: ServerAddress, token: Token) -> str | None:
+def _authority_for(address: ServerAddress, token: Token) -> TrustAnchor | None:
     if token.role != "provider":
         raise TokenError(
             f"the role of this token is {token.role}; joining needs one of a provider, which "
@@ -191,7 +196,7 @@ def _make_sure_of_room(folder: Path) -> None:
 
 def fits(identity: Identity, token: Token) -> bool:
     """Whether both are of the same server; one that was set up anew has another authority."""
-    return fingerprint_of_pem(identity.authority) == token.fingerprint
+    return identity.authority.fingerprint == token.fingerprint
 
 
 def forget(identity: Identity) -> None:
@@ -219,12 +224,14 @@ def renew_if_due(identity: Identity, client: HttpClient, now: datetime.datetime)
     return True
 
 
-def _certificate(pem: str, key: ec.EllipticCurvePrivateKey, authority: str) -> x509.Certificate:
+def _certificate(
+    pem: str, key: ec.EllipticCurvePrivateKey, authority: TrustAnchor
+) -> x509.Certificate:
     """What others will accept from whoever has that key. It is looked at before it is written:
     without a good one this provider cannot even start."""
     try:
         new = x509.load_pem_x509_certificate(pem.encode())
-        new.verify_directly_issued_by(x509.load_pem_x509_certificate(authority.encode()))
+        new.verify_directly_issued_by(authority.certificate)
     except (ValueError, TypeError, InvalidSignature) as error:
         why = str(error) or "its authority has not signed it"
         raise ServerError(f"the server's certificate for this provider is none: {why}") from error
@@ -257,14 +264,13 @@ def _store(
     name: str,
     key: ec.EllipticCurvePrivateKey,
     enrolled: Enrolled,
-    authority: str | None,
+    shown: TrustAnchor | None,
 ) -> Identity:
-    if authority is not None and fingerprint_of_pem(enrolled.authority) != fingerprint_of_pem(
-        authority
-    ):
+    authority = authority_given(enrolled.authority, address)
+    if shown is not None and authority != shown:
         raise ServerError("the server names another authority than the one it has shown")
     Credential.parse(enrolled.credential)
-    _certificate(enrolled.certificate, key, enrolled.authority)
+    _certificate(enrolled.certificate, key, authority)
     folder = identity_folder(home, address)
     pem = key.private_bytes(
         serialization.Encoding.PEM,
@@ -273,9 +279,9 @@ def _store(
     )
     write_private(folder / "key.pem", pem)
     write_private(folder / "certificate.pem", enrolled.certificate.encode())
-    write_private(folder / "ca.pem", enrolled.authority.encode())
+    write_private(folder / "ca.pem", authority.pem.encode())
     write_private(folder / "credential", enrolled.credential.encode())
     # Last: whoever finds it finds the others.
     file = IdentityFile(provider=enrolled.provider, name=name, server=str(address))
     write_private(folder / "identity.json", msgspec.json.encode(file))
-    return Identity(folder, enrolled.provider, name, enrolled.credential, enrolled.authority)
+    return Identity(folder, enrolled.provider, name, enrolled.credential, authority)

@@ -62,6 +62,14 @@ class ProbePeers:
 
 
 @dataclass(frozen=True)
+class AdmitPeer:
+    """On the port on which other providers may measure the line."""
+
+    provider: int
+    seconds: float
+
+
+@dataclass(frozen=True)
 class Prepare:
     """Fetch the files, find the paths."""
 
@@ -131,6 +139,7 @@ Instruction = (
     | RenewCertificate
     | RemoveOld
     | ProbePeers
+    | AdmitPeer
     | Prepare
     | CancelPreparing
     | StartWorker

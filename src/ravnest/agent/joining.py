@@ -4,9 +4,10 @@ import asyncio
 import contextlib
 import signal
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 
-from ravnest.agent.addresses import advertised, split_host_port
+from ravnest.agent.addresses import advertised, literals, split_host_port
 from ravnest.agent.agent import Agent
 from ravnest.agent.channel import Pauses
 from ravnest.agent.errand import Surroundings
@@ -27,19 +28,22 @@ from ravnest.agent.machine import (
     measure_speed,
     memory_for_training,
     threads_of,
+    with_default_cap,
 )
 from ravnest.agent.measuring import Measuring
 from ravnest.agent.pacing import Bucket, bucket_of
 from ravnest.agent.peers import PeerListener
+from ravnest.agent.rendezvous import Rendezvous
 from ravnest.agent.settings import AgentSettings
 from ravnest.agent.workload import Speed
 from ravnest.api.control import HAS_LEFT
 from ravnest.api.limits import plain
-from ravnest.api.machine import provider_name
+from ravnest.api.machine import MachineFacts, provider_name
 from ravnest.api.tokens import Token
 from ravnest.api.work import offered_bytes
 from ravnest.descriptors import allow_many_files
-from ravnest.errors import ServerError, TokenError
+from ravnest.errors import NodeError, ServerError, TokenError
+from ravnest.sandbox.bubblewrap import remedy, why_not
 
 WorkerCommand = Callable[[AssignmentFolder], list[str]]
 
@@ -63,6 +67,9 @@ async def join(
             f"this machine has not joined {settings.address} yet: add --token with the token that "
             "`ravnest server` printed there"
         )
+    no_sandbox = await asyncio.to_thread(why_not) or ""
+    if no_sandbox and settings.require_sandbox:
+        raise NodeError(f"--require-sandbox: {no_sandbox}; {remedy()}")
     allow_many_files()
     settings.home.mkdir(parents=True, exist_ok=True, mode=0o700)
     with only_agent(settings.home):
@@ -75,10 +82,20 @@ async def join(
             await asyncio.to_thread(check_token, settings.address, token)
         if speed is None:
             speed = await _measured(settings, show)
+        facts = facts_of(speed, no_sandbox)
+        settings, memory_bytes = _limited(settings, speed, no_sandbox, show)
         while True:
-            identity, is_new = await asyncio.to_thread(_identity, settings, token, speed, show)
+            identity, is_new = await asyncio.to_thread(_identity, settings, token, facts, show)
             agent, struck = await _run(
-                settings, identity, speed, show, worker_command, pauses, on_agent
+                settings,
+                identity,
+                speed,
+                facts,
+                show,
+                memory_bytes=memory_bytes,
+                worker_command=worker_command,
+                pauses=pauses,
+                on_agent=on_agent,
             )
             if agent.is_rejected:
                 # The credential is of no use any more; the next time a token is asked for.
@@ -102,7 +119,8 @@ async def _measured(settings: AgentSettings, show: Show) -> Speed:
     name = f" ({speed.device_name})" if speed.device_name else ""
     with_threads = "1 thread" if threads == 1 else f"{threads} threads"
     # As the server shows it.
-    for_a_stage = memory_for_training(settings.caps, speed)
+    caps, _ = with_default_cap(settings.caps, speed)
+    for_a_stage = memory_for_training(caps, speed)
     offered = offered_bytes(for_a_stage, speed.device_memory_bytes)
     show(
         "measured",
@@ -113,6 +131,27 @@ async def _measured(settings: AgentSettings, show: Show) -> Speed:
     return speed
 
 
+def _limited(
+    settings: AgentSettings, speed: Speed, no_sandbox: str, show: Show
+) -> tuple[AgentSettings, int]:
+    """With the cap that holds where the owner gave none, and the bytes a worker may take; says how
+    foreign graphs are kept from this machine."""
+    caps, most = with_default_cap(settings.caps, speed)
+    if most:
+        whose = "--memory" if caps == settings.caps else "80 % of what is free; --memory changes it"
+        show("memory", f"a worker may take at most {most / 1e9:.1f} GB of memory ({whose})")
+    if no_sandbox:
+        show(
+            "sandbox",
+            f"WARNING: foreign graphs run here without a sandbox: {no_sandbox}. They are checked, "
+            "but an error in torch could give them everything that this user may do. "
+            f"To have a sandbox: {remedy()}; --require-sandbox refuses to run without",
+        )
+    else:
+        show("sandbox", "foreign graphs run in a sandbox")
+    return replace(settings, caps=caps), most
+
+
 def _known(settings: AgentSettings, token: Token | None) -> Identity | None:
     """The stored one, if it is of the server that the token is of."""
     identity = load_identity(settings.home, settings.address)
@@ -120,7 +159,7 @@ def _known(settings: AgentSettings, token: Token | None) -> Identity | None:
 
 
 def _identity(
-    settings: AgentSettings, token: Token | None, speed: Speed, show: Show
+    settings: AgentSettings, token: Token | None, facts: MachineFacts, show: Show
 ) -> tuple[Identity, bool]:
     """The stored one, if it is of this server; else a new one for the token."""
     identity = _known(settings, token)
@@ -132,7 +171,7 @@ def _identity(
         settings.address,
         token,
         name=settings.name,
-        facts=facts_of(speed),
+        facts=facts,
         caps=settings.caps,
     )
     show("enrolled", f"enrolled at {settings.address} as {provider_name(identity.provider)}")
@@ -143,7 +182,10 @@ async def _run(
     settings: AgentSettings,
     identity: Identity,
     speed: Speed,
+    facts: MachineFacts,
     show: Show,
+    *,
+    memory_bytes: int,
     worker_command: WorkerCommand | None,
     pauses: Pauses | None,
     on_agent: Callable[[Agent], None],
@@ -153,18 +195,20 @@ async def _run(
     listener, addresses = await _listen(settings, identity, down)
     if addresses:
         show("listening", f"other providers may reach this one at {', '.join(addresses)}")
-    with identity.client(settings.address) as client:
+    present = Rendezvous(identity.authority).present(identity.provider, addresses)
+    with identity.client(settings.address) as client, present:
         around = Surroundings(
             settings,
             identity,
             client,
             speed.device,
             listener,
+            memory_bytes=memory_bytes,
             up=up,
             down=down,
             worker_command=worker_command,
         )
-        agent = Agent(around, facts_of(speed), Measuring(speed, caps, addresses), show, pauses)
+        agent = Agent(around, facts, Measuring(speed, caps, addresses), show, pauses)
         on_agent(agent)
         with _signals(agent) as struck:
             await agent.run()
@@ -189,8 +233,16 @@ async def _listen(
     # Worth nothing but time: a disk that is full is emptied once the agent runs.
     with contextlib.suppress(OSError):
         identity.remember_port(listener.port)
-    found = settings.advertise or advertised(settings.address, host, listener.port)
-    return listener, found
+    told = [split_host_port(each, "--advertise") for each in settings.advertise]
+    return listener, await asyncio.to_thread(_reached_at, settings, told, host, listener.port)
+
+
+def _reached_at(
+    settings: AgentSettings, told: Sequence[tuple[str, int]], host: str, port: int
+) -> tuple[str, ...]:
+    if not told:
+        return advertised(settings.address, host, port)
+    return tuple(each for place in told for each in literals(*place, "--advertise"))
 
 
 @contextlib.contextmanager

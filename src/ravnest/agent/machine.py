@@ -14,41 +14,26 @@ from pathlib import Path
 import msgspec
 import psutil
 
-from ravnest.agent.sandbox import temporary_bytes
 from ravnest.agent.workload import Speed
 from ravnest.api.limits import NOT_UNDERSTOOD, plain
 from ravnest.api.machine import Caps, MachineFacts
 from ravnest.api.work import WORKER_OVERHEAD_BYTES
 from ravnest.errors import NodeError
 from ravnest.release import VERSION
+from ravnest.sandbox.bubblewrap import temporary_bytes
+from ravnest.sandbox.environment import compute_environment
 
 _MOST_SAID = 200
 _KEPT_FREE = 0.1
 """Of what is free now, for whatever else the machine does."""
+_DEFAULT_CAP = 0.8
+"""Of what is free when the agent starts, where the owner says nothing."""
 _WORKLOAD_S = 1.0
 _WORKLOAD_DEADLINE_S = 180.0
 """The first import of torch on a slow disk takes a while."""
-_PERSONAL = frozenset(
-    {"HOME", "USER", "LOGNAME", "USERNAME", "USERPROFILE", "APPDATA", "LOCALAPPDATA"}
-    | {"TMPDIR", "TEMP", "TMP"}
-)
-_NEEDED = _PERSONAL | frozenset(
-    {"PATH", "LANG", "LANGUAGE", "TZ", "LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH"}
-    | {"VIRTUAL_ENV", "CONDA_PREFIX"}
-    | {"NVIDIA_VISIBLE_DEVICES", "NVIDIA_DRIVER_CAPABILITIES", "NVIDIA_TF32_OVERRIDE"}
-    | {"SYSTEMROOT", "SYSTEMDRIVE", "WINDIR", "COMSPEC", "PATHEXT", "NUMBER_OF_PROCESSORS"}
-)
-_NEEDED_PREFIXES = (
-    *("LC_", "PYTHON", "PYTORCH_", "TORCH_"),
-    *("OMP_", "GOMP_", "KMP_", "MKL_", "OPENBLAS_"),
-    *("CUDA_", "CUDNN_", "NCCL_", "HIP_", "HSA_", "ROCR_"),
-)
-_SECRET = ("KEY", "TOKEN", "SECRET", "PASSW", "PASSPHRASE", "CREDENTIAL", "AUTH")
-"""Whatever else a name begins with."""
-_NOBODY = "ravnest"
 
 
-def facts_of(speed: Speed) -> MachineFacts:
+def facts_of(speed: Speed, no_sandbox: str = "") -> MachineFacts:
     return MachineFacts(
         hostname=a_name(platform.node()),
         system=f"{platform.system()} {platform.release()} {platform.machine()}"[:200],
@@ -60,6 +45,7 @@ def facts_of(speed: Speed) -> MachineFacts:
         device=speed.device,
         device_name=plain(speed.device_name)[:200],
         device_memory_bytes=speed.device_memory_bytes,
+        no_sandbox=plain(no_sandbox)[:200],
     )
 
 
@@ -77,6 +63,16 @@ def threads_of(caps: Caps) -> int:
         # In a container there may be fewer than the machine has.
         cores = min(cores, len(os.sched_getaffinity(0)))
     return cores if caps.threads is None else min(caps.threads, psutil.cpu_count() or caps.threads)
+
+
+def with_default_cap(caps: Caps, speed: Speed) -> tuple[Caps, int]:
+    """The caps, and the bytes that a worker may take at most. The owner's cap, or most of what is
+    free now: then a little less is offered than the worker may take. 0 is no limit: the memory of a
+    device is not counted by the system."""
+    if caps.memory_bytes is not None or speed.device_memory_bytes:
+        return caps, 0 if speed.device_memory_bytes else caps.memory_bytes or 0
+    most = int(psutil.virtual_memory().available * _DEFAULT_CAP)
+    return msgspec.structs.replace(caps, memory_bytes=int(most * (1 - _KEPT_FREE))), most
 
 
 def memory_for_training(caps: Caps, speed: Speed) -> int:
@@ -102,7 +98,7 @@ async def measure_speed(device: str | None, threads: int, seconds: float = _WORK
         stdin=asyncio.subprocess.DEVNULL,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
-        env=worker_environment(threads),
+        env=compute_environment(threads),
     )
     try:
         async with asyncio.timeout(_WORKLOAD_DEADLINE_S):
@@ -126,30 +122,6 @@ async def measure_speed(device: str | None, threads: int, seconds: float = _WORK
             f"measuring {device or 'this machine'} gave no figures ({error}): does Python print "
             f"something of its own when it starts? It said {said!r}"
         ) from None
-
-
-def worker_environment(threads: int, home: Path | None = None) -> dict[str, str]:
-    """Of processes that compute: the threads they may have, and what they need of the owner's
-    variables. Among the others there may be anything: tokens, passwords, addresses of proxies.
-
-    `home`: it is a stranger's program, and this is all that is its own."""
-    kept = {name: value for name, value in os.environ.items() if _is_needed(name.upper())}
-    if home is not None:
-        kept = {name: value for name, value in kept.items() if name.upper() not in _PERSONAL}
-        kept |= {"HOME": str(home), "USER": _NOBODY, "LOGNAME": _NOBODY}
-    number = str(threads)
-    return {
-        **kept,
-        "OMP_NUM_THREADS": number,
-        "MKL_NUM_THREADS": number,
-        "OPENBLAS_NUM_THREADS": number,
-    }
-
-
-def _is_needed(name: str) -> bool:
-    if any(word in name for word in _SECRET):
-        return False
-    return name in _NEEDED or name.startswith(_NEEDED_PREFIXES)
 
 
 def free_disk(folder: Path) -> int:

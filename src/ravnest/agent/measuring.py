@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Sequence
 
+from ravnest.agent.addresses import Dialling
 from ravnest.agent.identity import Identity
 from ravnest.agent.links import LinkFigures, measure_link
 from ravnest.agent.machine import memory_for_training
@@ -35,10 +36,14 @@ class Measuring:
         return self.figures()
 
     async def probe(
-        self, identity: Identity, peers: Sequence[PeerAddress], up: Bucket | None = None
+        self,
+        identity: Identity,
+        peers: Sequence[PeerAddress],
+        dialling: Dialling,
+        up: Bucket | None = None,
     ) -> Figures | None:
         """None if the line to the server has not been measured: one thing after another."""
-        for figure in await probe(identity, peers, self._alone, up):
+        for figure in await probe(identity, peers, dialling, self._alone, up):
             self._peers.pop(figure.provider, None)
             self._peers[figure.provider] = figure
         while len(self._peers) > _MOST_PEERS:

@@ -22,3 +22,5 @@ class AgentSettings:
     advertise: tuple[str, ...] = ()
     nice: int = 0
     once: bool = False
+    require_sandbox: bool = False
+    """No foreign graph or script runs here without one."""

@@ -65,4 +65,5 @@ class Upkeep:
         return figures
 
     async def probe(self, peers: tuple[PeerAddress, ...]) -> Figures | None:
-        return await self._measuring.probe(self._around.identity, peers, self._around.up)
+        around = self._around
+        return await self._measuring.probe(around.identity, peers, around.dialling, around.up)

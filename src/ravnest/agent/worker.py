@@ -27,10 +27,10 @@ from ravnest.api.work import (
     WorkEnd,
     WorkReport,
 )
+from ravnest.sandbox.bubblewrap import ended_by
 
 MODULE = "ravnest.worker"
 _MOST_LOG = 32 << 20
-_LOG_TAIL = 2000
 _END_GRACE_S = 30.0
 """Between the last word of a worker and its end."""
 Steering = Literal["stop", "pause", "resume"]
@@ -50,6 +50,8 @@ class Worker:
         on_report: Callable[[WorkReport], None],
         epochs_done: int = 0,
         paused: bool = False,
+        in_sandbox: bool = False,
+        memory_bytes: int = 0,
     ) -> None:
         self._folder = folder
         self._environment = environment
@@ -57,6 +59,7 @@ class Worker:
         self._command = list(command or self.command_for(folder))
         self._on_report = on_report
         self._epochs_done = epochs_done
+        self._in_sandbox, self._most_bytes = in_sandbox, memory_bytes
         self._unsaid: list[Steering] = ["pause"] if paused else []
         """Said before there was anybody to hear it."""
         self.memory_bytes = 0
@@ -65,6 +68,7 @@ class Worker:
         self._process: asyncio.subprocess.Process | None = None
         self._end: WorkEnd | None = None
         self._killed_for: str | None = None
+        self._is_too_large = False
         self._overdue: asyncio.TimerHandle | None = None
 
     @staticmethod
@@ -146,24 +150,31 @@ class Worker:
                 await asyncio.sleep(0)
 
     def _outcome(self, code: int) -> WorkEnd:
-        if self._end is not None:  # whatever was done to it afterwards
+        if self._end is not None and not self._end.out_of_memory:  # whatever was done afterwards
             return self._end
+        if self._end is not None or self._is_too_large:
+            return self._failed(
+                f"the worker needed more than the {self._most_bytes / 1e9:.1f} GB of memory that "
+                "it may take here (ravnest join --memory)",
+                out_of_memory=True,
+            )
         if self._killed_for is not None:
             return self._failed(self._killed_for)
-        how = f"signal {-code}" if code < 0 else f"code {code}"
-        return self._failed(f"the worker ended with {how} without a word{self._last_words()}")
+        signal = ended_by(code, in_sandbox=self._in_sandbox)
+        how = f"code {code}" if signal is None else f"signal {signal}"
+        # Its log stays with the owner of this machine: torch's errors show values of tensors.
+        return self._failed(f"the worker ended with {how} without a word", signal=signal)
 
-    def _failed(self, reason: str) -> WorkEnd:
-        return WorkEnd(outcome="failed", epochs_done=self._epochs_done, reason=reason[:4000])
-
-    def _last_words(self) -> str:
-        if self._log is None:
-            return ""
-        with contextlib.suppress(OSError):
-            self._log.seek(-min(_LOG_TAIL, self._log.seek(0, os.SEEK_END)), os.SEEK_END)
-            text = self._log.read(_LOG_TAIL).decode(errors="replace").strip()
-            return f"; its log ends with:\n{text}" if text else ""
-        return ""
+    def _failed(
+        self, reason: str, *, signal: int | None = None, out_of_memory: bool = False
+    ) -> WorkEnd:
+        return WorkEnd(
+            outcome="failed",
+            epochs_done=self._epochs_done,
+            reason=reason[:4000],
+            signal=signal,
+            out_of_memory=out_of_memory,
+        )
 
     # ---- meanwhile ----
 
@@ -184,6 +195,10 @@ class Worker:
         """At once. It has failed for that reason, unless it has said how it ended."""
         self._killed_for = self._killed_for or reason
         self._kill_all()
+
+    def kill_for_memory(self) -> None:
+        self._is_too_large = True
+        self.kill("the worker was ended for its memory")
 
     def trim_log(self) -> None:
         """A worker that says much must not fill the disk."""

@@ -132,6 +132,14 @@ class Probe(ToAgent, frozen=True, kw_only=True, tag="probe"):
     peers: Annotated[tuple[PeerAddress, ...], Meta(max_length=64)]
 
 
+class Admit(ToAgent, frozen=True, kw_only=True, tag="admit"):
+    """That provider will call, to measure the line: answer it for so long. 0: do not answer it any
+    more, its certificate is revoked."""
+
+    provider: ProviderId
+    seconds: Figure
+
+
 class Assign(ToAgent, frozen=True, kw_only=True, tag="assign"):
     """Fetch, check, find paths, say `Prepared`. Again for one that is known: no change."""
 
@@ -186,7 +194,9 @@ HAS_LEFT = "this provider has left"
 
 
 FromAgent = Hello | Beat | Measured | Prepared | Reported | Ended | Refused | Leaving
-FromServer = Welcome | Probe | Assign | Begin | Steer | Settled | Incoming | SetPause | Rejected
+FromServer = (
+    Welcome | Probe | Admit | Assign | Begin | Steer | Settled | Incoming | SetPause | Rejected
+)
 
 agent_decoder: msgspec.json.Decoder[FromAgent] = msgspec.json.Decoder(FromAgent)
 server_decoder: msgspec.json.Decoder[FromServer] = msgspec.json.Decoder(FromServer)

@@ -35,6 +35,8 @@ class MachineFacts(Strict, frozen=True, kw_only=True):
     """What the worker will compute on: cpu, cuda:0, mps."""
     device_name: Label = ""
     device_memory_bytes: Bytes = 0
+    no_sandbox: Label = ""
+    """Why foreign graphs run here without a sandbox; empty if they run in one."""
 
 
 class Caps(Strict, frozen=True, kw_only=True):
@@ -45,6 +47,8 @@ class Caps(Strict, frozen=True, kw_only=True):
     bandwidth_mbps: Figure | None = None
     hours: Hours | None = None
     scripts: ScriptConsent = "never"
+    lan: bool = False
+    """This machine may dial private addresses, whichever network others say that they are in."""
 
 
 class PeerFigure(Strict, frozen=True, kw_only=True):

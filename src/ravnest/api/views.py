@@ -65,6 +65,8 @@ class ProviderView(Shown, frozen=True, kw_only=True):
     reachable: bool = False
     """Whether another provider, or the server, has reached it directly."""
     scripts: str = "never"
+    no_sandbox: str = ""
+    """Why foreign graphs run there without a sandbox; empty if they run in one."""
     hours: str | None = None
     job: str | None = None
     cluster: int | None = None
@@ -217,6 +219,8 @@ class ServerView(Shown, frozen=True, kw_only=True):
     gflops: float
     relayed_bytes: int = 0
     relayed_bytes_per_s: float = 0.0
+    no_sandbox: str = ""
+    """Why it looks at models without a sandbox; empty if it has one."""
 
 
 class Overview(Shown, frozen=True, kw_only=True):

@@ -33,6 +33,9 @@ def offered_bytes(for_a_stage: int, device_memory_bytes: int) -> int:
     return for_a_stage if device_memory_bytes else for_a_stage + WORKER_OVERHEAD_BYTES
 
 
+ALLOWED_OPERATORS = "RAVNEST_ALLOW_OPERATORS"
+"""Variable: operators that the owner of a machine allows, with commas between their names. Set by
+`--allow-operator` of `ravnest join` and `ravnest server` for the processes that they start."""
 STOPPED_WITHIN_S = 900.0
 """How long a worker may take to save and end after it was told to stop. It ends a validation that
 it has begun; those of the other stages wait for that."""
@@ -118,6 +121,8 @@ class WorkOrder(Strict, frozen=True, kw_only=True):
     device: Text = "cpu"
     threads: Positive = 1
     bandwidth_mbps: Figure | None = None
+    memory_bytes: Count = 0
+    """Most that the worker may take; 0 is no limit."""
     report_s: Figure = 1.0
     clock_offset_s: float = 0.0
     """What to add to this machine's clock to have the server's."""
@@ -208,6 +213,12 @@ class WorkEnd(Strict, frozen=True, kw_only=True):
     reason: Text = ""
     culprit: Word | None = None
     """The node that failed first, if it was not this one."""
+    signal: Annotated[int, Meta(ge=1, le=64)] | None = None
+    """The one that ended the process, which the agent did not send."""
+    out_of_memory: bool = False
+    """It needed more than the owner of the machine allows."""
+    distrusts: Annotated[tuple[Count, ...], Meta(max_length=MOST_LINKS)] = ()
+    """Clusters that it has seen to spoil a round of averaging."""
 
 
 # ---- how the worker says so: a line of JSON on its stdout each

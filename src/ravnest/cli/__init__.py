@@ -17,11 +17,13 @@ from typing import Any
 import click
 
 from ravnest import __version__
+from ravnest.api.limits import plain
 from ravnest.cli.messages import Messages
 from ravnest.cli.settings_file import read_from
 from ravnest.errors import RavnestError
 
 COMMANDS = (
+    "dashboard",
     "demo",
     "doctor",
     "fuse",
@@ -46,7 +48,7 @@ class Failure(click.ClickException):
     exit_code = EXIT_FAILED
 
     def show(self, file: Any = None) -> None:
-        click.echo(f"error: {self.message}", file=file, err=file is None)
+        click.echo(f"error: {plain(self.message)}", file=file, err=file is None)
 
 
 class LazyGroup(click.Group):

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ravnest.cli.numbers import NumberRange
+from ravnest.cli.operator_option import allow_operator_option
 from ravnest.cli.settings_file import config_option
 
 if TYPE_CHECKING:
@@ -48,7 +49,7 @@ def _device(ctx: click.Context, param: click.Parameter, value: str | None) -> st
     "--memory",
     type=NumberRange(min=0.5),
     metavar="GB",
-    show_default="what is free",
+    show_default="80 % of what is free",
     help="At most this much for a worker, with Python and torch.",
 )
 @click.option(
@@ -88,7 +89,12 @@ def _device(ctx: click.Context, param: click.Parameter, value: str | None) -> st
     "--advertise",
     metavar="HOST:PORT",
     multiple=True,
-    help="What neighbours should dial instead, such as the router in front.",
+    help="What neighbours should dial instead, such as the router in front. Names are looked up.",
+)
+@click.option(
+    "--lan",
+    is_flag=True,
+    help="Dial private addresses that others name, also in networks that this machine is not in.",
 )
 @click.option(
     "--allow-scripts",
@@ -97,6 +103,7 @@ def _device(ctx: click.Context, param: click.Parameter, value: str | None) -> st
     show_default=True,
     help="Whether Python of other people may run here.",
 )
+@allow_operator_option
 @click.option(
     "--home",
     type=click.Path(file_okay=False, path_type=Path),
@@ -110,6 +117,9 @@ def _device(ctx: click.Context, param: click.Parameter, value: str | None) -> st
     default=0,
     show_default=True,
     help="How much workers give way to other programs.",
+)
+@click.option(
+    "--require-sandbox", is_flag=True, help="Run nothing of other people outside a sandbox."
 )
 @click.option("--once", is_flag=True, help="Leave after one assignment.")
 @click.option("--insecure", is_flag=True, help="Talk to a server that runs without TLS.")
@@ -184,7 +194,8 @@ def _settings(kind: Any, url: str, memory: float | None, given: dict[str, Any]) 
     from ravnest.client.known import home
 
     for address in given["advertise"]:
-        split_host_port(address, "--advertise")
+        if split_host_port(address, "--advertise")[1] == 0:
+            raise click.UsageError(f"--advertise {address}: expected a port from 1 to 65535")
     if not given["no_listen"]:
         split_host_port(given["listen"], "--listen")
     return kind(
@@ -198,12 +209,14 @@ def _settings(kind: Any, url: str, memory: float | None, given: dict[str, Any]) 
             bandwidth_mbps=given["bandwidth"],
             hours=given["hours"],
             scripts=given["allow_scripts"],
+            lan=given["lan"],
         ),
         device=given["device"],
         listen=None if given["no_listen"] else given["listen"],
         advertise=tuple(given["advertise"]),
         nice=given["nice"],
         once=given["once"],
+        require_sandbox=given["require_sandbox"],
     )
 
 

@@ -13,6 +13,8 @@ from types import TracebackType
 
 import click
 
+from ravnest.api.limits import plain
+
 
 class Messages(logging.Handler):
     """In force between `with` and its end; `show_steps` and `hold` are the command's to call."""
@@ -42,9 +44,9 @@ class Messages(logging.Handler):
         if record.exc_info and record.exc_info[0] is not None:
             text += "\n" + "".join(traceback.format_exception(*record.exc_info)).rstrip()
         if record.levelno < logging.WARNING:
-            click.echo(text, file=sys.stderr)
+            _echo(text)
         elif self._held is None:
-            click.echo(f"warning: {text}", file=sys.stderr)
+            _echo(f"warning: {text}")
         else:
             self._held.append(text)
 
@@ -66,4 +68,9 @@ class Messages(logging.Handler):
         self._logger.propagate = self._before[1]
         with contextlib.suppress(OSError, ValueError):
             for text in self._held or []:
-                click.echo(f"warning: {text}", file=sys.stderr)
+                _echo(f"warning: {text}")
+
+
+def _echo(text: str) -> None:
+    """Others have a hand in what is logged: it neither steers the terminal nor forges a line."""
+    click.echo(plain(text).replace("\n", "\n    "), file=sys.stderr)

@@ -76,6 +76,9 @@ def server_line(server: ServerView, url: str) -> Text:
     if server.relayed_bytes:
         now = f", now {size(server.relayed_bytes_per_s)}/s" if server.relayed_bytes_per_s else ""
         text.append(f"; relayed {size(server.relayed_bytes)}{now}", style="none")
+    if server.no_sandbox:
+        words = f"; looks at models without a sandbox: {server.no_sandbox}"
+        text.append(words, style=STYLES["warning"])
     return text
 
 

@@ -1,6 +1,7 @@
 """`ravnest server`: the intermediary between providers and requesters."""
 
 import shlex
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -9,13 +10,16 @@ import click
 
 from ravnest.cli.messages import Messages
 from ravnest.cli.numbers import NumberRange
+from ravnest.cli.operator_option import allow_operator_option
 from ravnest.cli.settings_file import config_option
 
 if TYPE_CHECKING:
     from ravnest.server.running import Ready
+    from ravnest.server.service.files import Quota
     from ravnest.server.service.gate import Dashboard
 
 F = TypeVar("F", bound=Callable[..., Any])
+_MOST_RESERVE = 10 * 10**9
 _UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
 
 
@@ -84,7 +88,12 @@ def _seconds(name: str, default: float, says: str, *, least: float = 1) -> Calla
     type=click.Choice(["local", "open", "token"]),
     default="local",
     show_default=True,
-    help="Who may look without a token: this machine, everybody, nobody.",
+    help="open: everybody may look without a token. local, token: `ravnest dashboard` has one.",
+)
+@click.option(
+    "--behind-proxy",
+    is_flag=True,
+    help="All callers have a proxy's address, so none is limited by it; the proxy has to.",
 )
 @click.option("--insecure", is_flag=True, help="Without TLS: only behind something that has it.")
 @click.option(
@@ -92,6 +101,25 @@ def _seconds(name: str, default: float, says: str, *, least: float = 1) -> Calla
 )
 @click.option(
     "--quota", type=Size(), default="1T", show_default=True, help="All files of jobs together."
+)
+@click.option(
+    "--owner-quota",
+    type=Size(),
+    show_default="a quarter of the quota or of the disk",
+    help="Files of the jobs of one owner together; operators are not counted.",
+)
+@click.option(
+    "--owner-jobs",
+    type=click.IntRange(min=1),
+    default=50,
+    show_default=True,
+    help="Jobs of one owner that have not ended; operators are not counted.",
+)
+@click.option(
+    "--reserve",
+    type=Size(),
+    show_default="5 % of the disk, at most 10G",
+    help="What submissions leave of the disk, and of the quota, for results.",
 )
 @click.option(
     "--token-hours",
@@ -117,6 +145,12 @@ def _seconds(name: str, default: float, says: str, *, least: float = 1) -> Calla
     show_default="half of the machine's",
     help="Most memory for checking, planning or fusing; 0 is no limit.",
 )
+@click.option(
+    "--require-sandbox",
+    is_flag=True,
+    help="Look at no model outside a sandbox: end if there is none.",
+)
+@allow_operator_option
 @click.option("--print-json", is_flag=True, help="When ready, one line of JSON instead of text.")
 @click.pass_obj
 def command(
@@ -128,9 +162,13 @@ def command(
     store: str | None,
     name: str,
     dashboard: "Dashboard",
+    behind_proxy: bool,
     insecure: bool,
     max_upload: int,
     quota: int,
+    owner_quota: int | None,
+    owner_jobs: int,
+    reserve: int | None,
     token_hours: float,
     away: float,
     standstill: float,
@@ -138,6 +176,7 @@ def command(
     check_seconds: float,
     plan_seconds: float,
     plan_memory: int | None,
+    require_sandbox: bool,
     print_json: bool,
 ) -> None:
     """Run a server: providers join it, requesters hand it jobs, everybody sees what happens.
@@ -153,19 +192,23 @@ def command(
     from ravnest.server.service.work import WorkLimits, half_of_memory
     from ravnest.server.state.world import Settings
 
+    folder = (data or home() / "server").absolute()
     options = Options(
-        folder=(data or home() / "server").absolute(),
+        folder=folder,
         name=name,
         names=own_names(host, public),
         dashboard=dashboard,
+        behind_proxy=behind_proxy,
         most_upload_bytes=max_upload,
-        quota_bytes=quota,
+        quota=_quota(folder, quota, owner_quota, reserve),
+        owner_jobs=owner_jobs,
         settings=Settings(away_s=away, settle_s=settle, standstill_s=standstill),
         work=WorkLimits(
             seconds=plan_seconds,
             check_seconds=check_seconds,
             memory_bytes=half_of_memory() if plan_memory is None else plan_memory,
         ),
+        require_sandbox=require_sandbox,
     )
     address = reached_at(host, public)
 
@@ -178,6 +221,20 @@ def command(
 
     listening = Listening(host, port, tls=not insecure)
     asyncio.run(serve(options, listening, ready, store=store, token_hours=token_hours))
+
+
+def _quota(folder: Path, total: int, owner: int | None, reserve: int | None) -> "Quota":
+    """With what was not said: by the disk that the folder is on, or will be."""
+    from ravnest.server.service.files import Quota
+
+    there = next(place for place in (folder, *folder.parents) if place.exists())
+    disk = shutil.disk_usage(there).total
+    kept = min(_MOST_RESERVE, disk // 20, total // 10) if reserve is None else reserve
+    if kept >= total:
+        raise click.BadParameter(
+            f"--reserve is {kept} bytes, and --quota only {total}: nothing could be submitted"
+        )
+    return Quota(total, min(total, disk) // 4 if owner is None else owner, kept)
 
 
 def _url(ready: "Ready", host: str) -> str:
@@ -195,6 +252,7 @@ def _as_json(ready: "Ready", host: str, folder: Path) -> None:
         "data": str(folder),
         "operator_token_file": str(ready.operator_token),
         "join_token": ready.join_token,
+        "no_sandbox": ready.service.no_sandbox,
     }
     click.echo(msgspec.json.encode(line).decode())
 
@@ -208,7 +266,10 @@ def _as_text(ready: "Ready", host: str, folder: Path, *, usual: Path) -> None:
     if folder != usual.absolute():
         token = f' --token "$(cat {shlex.quote(str(ready.operator_token))})"'
     click.echo(f"Ravnest {ready.service.version} serves {url}; its folder is {folder}")
-    click.echo(f"Dashboard: {local}/ (on this machine)")
+    click.echo("Dashboard, on this machine:")
+    click.echo(f"    ravnest dashboard{here + token if token else ''}")
+    who = "everybody may look" if ready.service.options.dashboard == "open" else "with a token"
+    click.echo(f"and elsewhere {url}/ ({who})")
     click.echo("")
     if ready.join_token is not None:
         click.echo("On every machine that is to take part:")
@@ -224,4 +285,12 @@ def _as_text(ready: "Ready", host: str, folder: Path, *, usual: Path) -> None:
     if token:
         click.echo("(said once, server and token are remembered)")
     click.echo("and elsewhere the same with a token from: ravnest token make requester --name WHO")
+    if ready.service.no_sandbox:
+        from ravnest.sandbox.bubblewrap import remedy
+
+        click.echo("")
+        click.echo(
+            "WARNING: models are checked and planned without a sandbox: "
+            f"{ready.service.no_sandbox}. To have one: {remedy()}; --require-sandbox ends without"
+        )
     click.echo("")

@@ -7,6 +7,7 @@
     transfers.py   files by their hash: sent once, fetched in parts, checked, put in place
     stream.py      server-sent events, taken up again when the line breaks
     known.py       which server and which token, if nothing else was said
+    dashboard_proxy.py   the server's pages on loopback, for a browser
 
 Knows nothing about jobs, providers or pools beyond the structures in `api`.
 """

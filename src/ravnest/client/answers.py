@@ -3,6 +3,7 @@
 import datetime
 import ssl
 from collections.abc import Iterator
+from typing import Any, TypeVar
 
 import httpx
 import msgspec
@@ -12,6 +13,7 @@ from ravnest.api.requests import Problem
 from ravnest.client.address import ServerAddress
 from ravnest.errors import JobError, RavnestError, ServerError, TokenError
 
+_Answer = TypeVar("_Answer")
 _MOST_FOREIGN_TEXT = 200
 _PASSING = frozenset({408, 425, 429})
 _SERVERS_FAULT = 500
@@ -45,6 +47,22 @@ class TokenRefusedError(AnswerError, TokenError):
 
 class JobRefusedError(AnswerError, JobError):
     pass
+
+
+def decode_plain(content: bytes | str, kind: type[_Answer]) -> _Answer:
+    """What a server says (JSON). Its texts go to terminals, and a server may be hostile, or pass on
+    what a hostile party has said: so all of them are `plain` from the start."""
+    return msgspec.convert(_plain(msgspec.json.decode(content)), kind)
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, str):
+        return plain(value)
+    if isinstance(value, list):
+        return [_plain(each) for each in value]
+    if isinstance(value, dict):
+        return {plain(name): _plain(each) for name, each in value.items()}
+    return value
 
 
 def refusal(status: int, body: bytes, path: str, bearer_note: str = "") -> AnswerError:

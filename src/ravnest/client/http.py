@@ -17,9 +17,10 @@ from typing import Any, TypeVar
 import httpx
 import msgspec
 
-from ravnest.api.limits import NOT_UNDERSTOOD, encode
+from ravnest.api.limits import NOT_UNDERSTOOD, encode, plain
+from ravnest.api.trust_anchor import TrustAnchor
 from ravnest.client.address import ServerAddress
-from ravnest.client.answers import failure_in_words, refusal
+from ravnest.client.answers import decode_plain, failure_in_words, refusal
 from ravnest.client.stranger import UNPACKED
 from ravnest.client.trust import pinned_context
 from ravnest.errors import ServerError
@@ -36,14 +37,14 @@ _TIMEOUT = httpx.Timeout(60.0, connect=15.0)
 class HttpClient:
     """A server, seen from a program that holds a token or a credential (`bearer`).
 
-    `authority` is the PEM certificate that `fetch_authority` has given; None only without TLS.
+    `authority` is what `fetch_authority` has given; None only without TLS.
     """
 
     def __init__(
         self,
         address: ServerAddress,
         *,
-        authority: str | None,
+        authority: TrustAnchor | None,
         bearer: str | None = None,
         bearer_note: str = "",
     ) -> None:
@@ -77,7 +78,7 @@ class HttpClient:
         return self._asked("GET", path, query=query)
 
     def get_text(self, path: str, **query: str | int | float) -> str:
-        return self.get_bytes(path, **query).decode("utf-8", errors="replace")
+        return plain(self.get_bytes(path, **query).decode("utf-8", errors="replace"))
 
     def post(
         self, path: str, body: msgspec.Struct | None, kind: type[_Answer], **query: str | int
@@ -118,7 +119,7 @@ class HttpClient:
         if kind is type(None):
             return None
         try:
-            return msgspec.json.decode(body, type=kind)
+            return decode_plain(body, kind)
         except NOT_UNDERSTOOD as error:
             raise ServerError(
                 f"{self.address} answers to {path} with something this release does not "

@@ -20,6 +20,7 @@ import msgspec
 from ravnest.api import DEFAULT_PORT
 from ravnest.api.limits import NOT_UNDERSTOOD
 from ravnest.api.tokens import Token
+from ravnest.api.trust_anchor import TrustAnchor
 from ravnest.api.views import Me
 from ravnest.client.address import ServerAddress
 from ravnest.client.http import HttpClient
@@ -76,7 +77,7 @@ class Access:
 
     address: ServerAddress
     token: str | None = None
-    authority: str | None = None
+    authority: TrustAnchor | None = None
     token_note: str = field(default="", compare=False)
     """Said when the token is refused, if nobody has typed it: where it is from."""
 
@@ -116,7 +117,7 @@ def find_access(
             note += f'. The operator\'s is here: --token "$(cat {_quoted(_operator_file(folder))})"'
     elif token is None and operator:
         note = _note(f"in {_operator_file(folder)}")
-    return Access(address, found, _authority_for(found, entry), note)
+    return Access(address, found, _authority_for(found, entry, address, folder), note)
 
 
 def open_client(access: Access) -> HttpClient:
@@ -172,7 +173,9 @@ def remember(access: Access, folder: Path) -> None:
             alone.enter_context(only_one(lock, otherwise=held, wait_s=_LOCKED_S))
         known = read_known(folder)
         known.servers[str(access.address)] = KnownServer(
-            token=access.token or "", authority=access.authority or "", used_at=time.time()
+            token=access.token or "",
+            authority=access.authority.pem if access.authority else "",
+            used_at=time.time(),
         )
         write_private(folder / "servers.json", msgspec.json.format(msgspec.json.encode(known)))
 
@@ -183,13 +186,27 @@ def write_private(path: Path, content: bytes) -> None:
     write_whole(path, content, PRIVATE)
 
 
-def _authority_for(token: str | None, entry: KnownServer) -> str | None:
+def _authority_for(
+    token: str | None, entry: KnownServer, address: ServerAddress, folder: Path
+) -> TrustAnchor | None:
     """The stored one belongs to the stored token; for another token it is fetched anew."""
-    if not entry.authority or token is None:
-        return entry.authority or None
-    if entry.token and Token.parse(entry.token).fingerprint != Token.parse(token).fingerprint:
+    if not entry.authority:
         return None
-    return entry.authority
+    try:
+        authority = TrustAnchor.parse(entry.authority)
+        if entry.token and Token.parse(entry.token).fingerprint != authority.fingerprint:
+            raise ValueError("it is not the one of the token beside it")
+    except ValueError as error:
+        # An earlier release believed an impostor that answered with two authorities in one text.
+        raise ServerError(
+            f"{folder / 'servers.json'} holds no certificate of the authority of {address} that "
+            f"can be trusted: {error}. An impostor may have posed as that server and know the "
+            "token: have its operator revoke it (ravnest token revoke), remove that file, and "
+            "give the new one with --token"
+        ) from None
+    if token is not None and Token.parse(token).fingerprint != authority.fingerprint:
+        return None
+    return authority
 
 
 def _note(where: str) -> str:

@@ -9,7 +9,8 @@ from ravnest.client.http import BrokenOffError, HttpClient
 from ravnest.client.transfers import delay_s
 from ravnest.errors import ServerError
 
-_MOST_EVENT_CHARACTERS = 64 << 20
+_MOST_EVENT_BYTES = 64 << 20
+_ENDLESS = "the server sends an event without end"
 _SILENCE_S = 60.0
 """A server says at least a comment more often than this."""
 _BETWEEN_COMMENTS_S = 20.0
@@ -41,14 +42,29 @@ def parse_events(lines: Iterable[str]) -> Iterator[ServerEvent]:
             name, data, size = "message", [], 0
             continue
         size += len(line)
-        if size > _MOST_EVENT_CHARACTERS:
-            raise ServerError("the server sends an event without end")
+        if size > _MOST_EVENT_BYTES:
+            raise ServerError(_ENDLESS)
         field, _, value = line.partition(":")
         value = value.removeprefix(" ")
         if field == "event":
             name = value
         elif field == "data":
             data.append(value)
+
+
+def lines_of(pieces: Iterable[bytes]) -> Iterator[str]:
+    """The lines of a stream, as they end. (`iter_lines` of httpx keeps a line without end, and ends
+    one at every character that Unicode has for that, also in the middle of a text.)"""
+    waiting, size = list[bytes](), 0
+    for piece in pieces:
+        first, *others = piece.split(b"\n")
+        waiting.append(first)
+        size += len(first)
+        if size > _MOST_EVENT_BYTES:
+            raise ServerError(_ENDLESS)
+        for line in others:
+            yield b"".join(waiting).removesuffix(b"\r").decode("utf-8", errors="replace")
+            waiting, size = [line], len(line)
 
 
 def follow(
@@ -70,7 +86,7 @@ def follow(
         silence_s = min(_SILENCE_S, max(left, _LEAST_S))
         try:
             with client.open("GET", path, query=query, timeout_s=silence_s) as answer:
-                for event in parse_events(answer.iter_lines()):
+                for event in parse_events(lines_of(answer.iter_bytes())):
                     failures, begun = 0, True
                     yield event
                     left = ends_at - time.monotonic()

@@ -9,7 +9,7 @@ import ssl
 from typing import Any
 
 from ravnest.api import SERVER_NAME
-from ravnest.api.tokens import fingerprint_of
+from ravnest.api.trust_anchor import TrustAnchor
 from ravnest.client.address import ServerAddress
 from ravnest.client.answers import refusal
 from ravnest.client.stranger import ask
@@ -29,26 +29,27 @@ class PinnedContext(ssl.SSLContext):
         return super().wrap_bio(*args, **{**options, "server_hostname": SERVER_NAME})
 
 
-def pinned_context(authority: str) -> ssl.SSLContext:
-    """For connections to the server whose authority (PEM) this is, and to no other."""
+def pinned_context(authority: TrustAnchor) -> ssl.SSLContext:
+    """For connections to the server whose authority this is, and to no other."""
     context = PinnedContext(ssl.PROTOCOL_TLS_CLIENT)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
-    try:
-        context.load_verify_locations(cadata=authority)
-    except ssl.SSLError as error:
-        raise ServerError(f"the certificate of the server's authority is broken: {error}") from None
+    authority.verify_with(context)
     return context
 
 
-def fingerprint_of_pem(authority: str) -> bytes:
+def authority_given(text: str | bytes, address: ServerAddress) -> TrustAnchor:
+    """What that server names as its authority."""
     try:
-        return fingerprint_of(ssl.PEM_cert_to_DER_cert(authority.strip()))
+        return TrustAnchor.parse(text)
     except ValueError as error:
-        raise ServerError(f"what the server gave as its authority is none: {error}") from None
+        raise ServerError(
+            f"what {address} gave as the certificate of its authority is none: {error}. Is the "
+            "address right? If it is, do not send anything there: an impostor may be in between"
+        ) from None
 
 
-def fetch_authority(address: ServerAddress, fingerprint: bytes) -> str:
-    """The certificate (PEM) of the authority that the fingerprint belongs to."""
+def fetch_authority(address: ServerAddress, fingerprint: bytes) -> TrustAnchor:
+    """The authority that the fingerprint belongs to."""
     url = f"{address.api}/authority"
     (answer,) = ask(address, url, within_s=_FETCH_S)
     if answer.status != 200:
@@ -59,8 +60,8 @@ def fetch_authority(address: ServerAddress, fingerprint: bytes) -> str:
                 f"{said_no.status}"
             )
         raise said_no
-    authority = answer.body.decode("ascii", errors="replace")
-    if fingerprint_of_pem(authority) != fingerprint:
+    authority = authority_given(answer.body, address)
+    if authority.fingerprint != fingerprint:
         raise TokenError(
             f"{address} is not the server that the token is from: its authority has another "
             "fingerprint. Is the address right? If it is, do not send anything there: either the "

@@ -2,10 +2,12 @@
 
 from collections.abc import Collection
 
-from ravnest.api.jobs import DataSpec, ShardSpec
+from ravnest.api.jobs import DataSpec, JobSpec, ShardSpec
 from ravnest.api.work import DataPart, RowRange
 from ravnest.errors import JobError
-from ravnest.recipes.checking import field_named
+from ravnest.recipes.checking import field_named, input_fields, target_fields
+
+_JUDGED_SHARDS = 64
 
 
 def rows_of_cluster(rows: int, cluster: int, clusters: int) -> range:
@@ -40,3 +42,14 @@ def divide(data: DataSpec, cluster: int, clusters: int, fields: Collection[str])
         data=DataSpec(fields=columns, shards=tuple(shards)),
         range=RowRange(first=first, rows=len(rows)),
     )
+
+
+def held_out_part(spec: JobSpec) -> DataPart | None:
+    """The validation rows by which the server judges a fusion: of many shards some, spread over all
+    of them. None if there are none, or no recipe that says what to make of them."""
+    data, recipe = spec.validation, spec.recipe
+    if data is None or recipe is None:
+        return None
+    step = -(-len(data.shards) // _JUDGED_SHARDS)
+    some = DataSpec(fields=data.fields, shards=data.shards[::step])
+    return divide(some, 0, 1, {*input_fields(recipe), *target_fields(recipe)})

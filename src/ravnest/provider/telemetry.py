@@ -138,6 +138,8 @@ class Telemetry:
     ) -> None:
         self._spans = _Notes(spans_kept)
         self._rounds = _Notes(_ROUNDS_KEPT)
+        self.distrusted: set[int] = set()
+        """Clusters that this provider has seen to spoil a round; only ever added to."""
         self._offset = wall() - clock()
         """Read once: times that were noted stay in order when somebody sets the machine's clock."""
         self._clock = clock
@@ -175,6 +177,9 @@ class Telemetry:
     def round_ended(self, ended: Round) -> None:
         """With times of this provider's clock."""
         self._rounds.add(ended)
+
+    def caught(self, cluster: int) -> None:
+        self.distrusted.add(cluster)
 
     # ---- any other thread ----
 

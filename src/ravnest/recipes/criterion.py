@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ravnest.api.jobs import LossSpec, Recipe
+from ravnest.errors import no_values_in_errors
 from ravnest.recipes.losses import LOSSES, Built, named_loss
 from ravnest.recipes.outputs import output_at
 
@@ -22,13 +23,15 @@ class _Term:
     def __init__(self, number: int, spec: LossSpec) -> None:
         values = LOSSES.values(named_loss(spec))
         self._built: Built = LOSSES[spec.name].build(values)
-        self._path = spec.output
+        self._name, self._path = spec.name, spec.output
         self._target = target_name(number)
         self.is_sum = values["reduction"] == "sum"
         self.weight = spec.weight
 
     def total(self, outputs: Any, batch: Batch) -> Any:
-        return self.weight * self._built.total(*self._pair(outputs, batch))
+        pair = self._pair(outputs, batch)
+        with no_values_in_errors(f"the loss {self._name!r} failed", *pair):
+            return self.weight * self._built.total(*pair)
 
     def count(self, outputs: Any, batch: Batch) -> float:
         """What the mean is over; a batch in which nothing counts has the loss 0."""

@@ -10,9 +10,7 @@ store/         records that survive: SQLite or PostgreSQL
 state/         what follows from what has happened (pure)
 planjob/       planning and fusing, in processes of their own
 service/       HTTP, WebSockets, server-sent events: the only part that has a clock
-sockets.py     WebSockets up to their end; strangers.py: connections that never come to the point
-taking.py      and those that do not take what they are sent; door.py: how many are let in
+connection_limits.py   how many connections of each caller, how long they may say or read nothing
 relay.py       providers that cannot reach each other meet here
 metrics.py     figures for Prometheus; openapi.py: the API described for programs
-web/           the dashboard
 """

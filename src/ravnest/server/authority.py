@@ -30,6 +30,9 @@ logger = logging.getLogger("ravnest.server")
 
 _AUTHORITY_DAYS = 3650
 _LEAF_DAYS = 825
+PROVIDER_DAYS = 90
+"""Short: what a machine that was removed still holds is soon worth nothing. An agent asks for the
+next one in time for runs of two months; see `agent.identity`."""
 _RENEW_DAYS = 60
 """How long before its end the server's certificate is replaced; it happens at the start only."""
 _EARLIER = datetime.timedelta(days=1)
@@ -65,15 +68,20 @@ class Authority:
             raise JobError("key_request must be signed by its own key, an EC key (P-256)")
         if not isinstance(key.curve, ec.SECP256R1 | ec.SECP384R1):
             raise JobError(f"key_request has a key on {key.curve.name}; expected secp256r1")
-        return _pem(self._leaf(provider_name(provider), [], key, now))
+        return _pem(self._leaf(provider_name(provider), [], key, now, PROVIDER_DAYS))
 
     def _leaf(
-        self, name: str, more: Iterable[str], key: ec.EllipticCurvePublicKey, now: datetime.datetime
+        self,
+        name: str,
+        more: Iterable[str],
+        key: ec.EllipticCurvePublicKey,
+        now: datetime.datetime,
+        days: int,
     ) -> x509.Certificate:
         names = [general_name(text) for text in dict.fromkeys([name, *more])]
         both_ways = [ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH]
         return (
-            _builder(name, self.certificate.subject, key, now, _LEAF_DAYS)
+            _builder(name, self.certificate.subject, key, now, days)
             .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
             .add_extension(_usage(signs=False), critical=True)
             .add_extension(x509.ExtendedKeyUsage(both_ways), critical=False)
@@ -135,7 +143,7 @@ def server_certificate(
     why = _unfit(authority, certificate_file, key_file, wanted, now)
     if why:
         key = ec.generate_private_key(ec.SECP256R1())
-        certificate = authority._leaf(SERVER_NAME, wanted, key.public_key(), now)
+        certificate = authority._leaf(SERVER_NAME, wanted, key.public_key(), now, _LEAF_DAYS)
         certificate_file.unlink(missing_ok=True)  # never the old one beside the new key
         _write_key(key_file, key)
         write_whole(certificate_file, _pem(certificate).encode())

@@ -5,16 +5,21 @@ authority/{ca,server}.{pem,key}    see authority.py
 identity.json                      which records belong to this folder, see belonging.py
 operator.token                     for whoever owns this server
 last-provider                      the highest number of one, see service/numbers.py
-blobs/ab/<sha256>                  files by content
+blobs/<owner>/<sha256>             files by content, of each owner apart
 jobs/<id>/model/…                  the model as it was handed in
 jobs/<id>/runs/<n>/                a plan, its packages, the parts of the providers
 jobs/<id>/runs/<n>/results/<id>/   what a provider has brought back
+jobs/<id>/runs/<n>/held-out/       rows by which the server judges what was fused
 jobs/<id>/result/                  the fused weights
+jobs/<id>/retired/                 the result before, while the next one is put in its place
+jobs/<id>/refused/                 the last fusion that was not good enough, and why
 set-aside/<id>/                    what was brought back, and is not in the records
 """
 
 import contextlib
 import errno
+import functools
+import hashlib
 import os
 import secrets
 import shutil
@@ -22,12 +27,29 @@ from collections.abc import Set
 from pathlib import Path
 
 from ravnest.errors import ServerError
-from ravnest.whole import write_whole
+from ravnest.whole import remove_whole, write_whole
 
 FUSED = {"safetensors": "trained_state_dict.safetensors", "pt": "trained_state_dict.pt"}
 """The fused weights by their formats, as fusion calls them: that is a room with torch in it."""
+HELD_OUT = "held-out"
+"""In the folder of a run: rows by which the server judges what was fused."""
+REFUSED = "refused"
+"""In the folder of a job: the last fusion that did not become the result."""
 FUSED_RUN = "run"
 """Beside them: the number of the run that they are of."""
+
+
+@functools.lru_cache(4096)
+def owner_key(role: str, name: str) -> str:
+    """Whose files they are, as a folder is called. A successor of a token has those of the former:
+    jobs belong to role and name."""
+    return hashlib.sha256(f"{role}:{name}".encode()).hexdigest()[:24]
+
+
+def blob_key(owner: str, sha256: str) -> str:
+    """A file is its owner's alone. Whether others have the same one cannot be found out, and only
+    those can use it who have uploaded all of it."""
+    return f"{owner}/{sha256}"
 
 
 class Folders:
@@ -81,8 +103,9 @@ class Folders:
                 for place in (tried, folder / tried.name):
                     place.unlink(missing_ok=True)
 
-    def blob(self, sha256: str) -> Path:
-        return self.blobs / sha256[:2] / sha256
+    def blob(self, key: str) -> Path:
+        """Of a file that was handed in, by its `blob_key`."""
+        return self.blobs / key
 
     def job(self, job: str) -> Path:
         return self.jobs / job
@@ -153,21 +176,21 @@ class Folders:
         with contextlib.suppress(FileNotFoundError):
             for folder in (self.job(job) / "runs").iterdir():
                 if folder.name.isdigit() and int(folder.name) < run:
-                    shutil.rmtree(folder, ignore_errors=True)
+                    remove_whole(folder)
 
     def remove_runs_except(self, job: str, kept: Set[int]) -> None:
         with contextlib.suppress(FileNotFoundError):
             for folder in (self.job(job) / "runs").iterdir():
                 if folder.name.isdigit() and int(folder.name) not in kept:
-                    shutil.rmtree(folder, ignore_errors=True)
+                    remove_whole(folder)
 
     def own_bytes(self, job: str) -> int:
-        """Of everything that was made for a job, and brought back. Its model is not: that was
-        handed in, and is here by another name."""
+        """Of everything that was made for a job, and brought back. Its model is not, nor are rows
+        to judge by: those were handed in, and are here by another name."""
         sizes: dict[tuple[int, int], int] = {}
-        model = str(self.job(job) / "model")
-        for folder, _, names in os.walk(self.job(job)):
-            for name in names if folder != model else ():
+        for folder, inner, names in os.walk(self.job(job)):
+            inner[:] = [name for name in inner if name not in ("model", HELD_OUT)]
+            for name in names:
                 with contextlib.suppress(FileNotFoundError):  # removed meanwhile
                     found = os.stat(os.path.join(folder, name))
                     sizes[found.st_dev, found.st_ino] = found.st_size

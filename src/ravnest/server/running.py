@@ -19,16 +19,23 @@ from ravnest.api.requests import NewToken, Role
 from ravnest.descriptors import allow_many_files
 from ravnest.errors import ServerError, TokenError
 from ravnest.locks import only_one
+from ravnest.sandbox.bubblewrap import remedy, why_not
 from ravnest.server.authority import open_authority, server_certificate
 from ravnest.server.belonging import belong_together
 from ravnest.server.changes import Put
+from ravnest.server.connection_limits import (
+    HEADER_BYTES,
+    READ_PATIENCE_S,
+    ConnectionLimits,
+    HttpProtocol,
+    WebSocketProtocol,
+    listen,
+)
 from ravnest.server.folders import Folders
 from ravnest.server.service.app import make_app
 from ravnest.server.service.control import MESSAGE_BYTES
 from ravnest.server.service.service import Options, Service
-from ravnest.server.sockets import Sockets
 from ravnest.server.store import Store, open_store
-from ravnest.server.strangers import Watched, our_door
 from ravnest.whole import PRIVATE, write_whole
 
 _OPERATOR_HOURS = 24.0 * 365 * 10
@@ -69,11 +76,15 @@ async def serve(
     token_hours: float = 24.0,
 ) -> None:
     """Until a signal comes, `Ready.stop` is called, or the store fails (a `ServerError`)."""
+    no_sandbox = await asyncio.to_thread(why_not, network=False)
+    if no_sandbox is not None and options.require_sandbox:
+        raise ServerError(f"--require-sandbox: {no_sandbox}; {remedy()}")
     allow_many_files()
     folders = Folders(options.folder)
     with contextlib.ExitStack() as stack:
         # Of two servers with the same folder and port the second ends here.
-        listener = stack.enter_context(_listen(listening))
+        limits = ConnectionLimits(per_address=not options.behind_proxy)
+        listener = stack.enter_context(_listen(listening, limits))
         folders.make()
         # And with the same folder, another port and, by mistake, another store: here.
         stack.enter_context(_alone_in(folders))
@@ -87,14 +98,16 @@ async def serve(
         opened = stack.enter_context(_opened(url))
         belong_together(folders, opened, url)
         service = Service(options, opened, authority)
+        service.no_sandbox = no_sandbox or ""
         join_token = await _first_tokens(service, token_hours)
         port = listener.getsockname()[1]
         scheme = "https" if listening.tls else "http"
         write_whole(folders.root / "address", _addresses(scheme, port, options.names).encode())
         config = uvicorn.Config(
-            make_app(service),
-            http=Watched,
-            ws=Sockets,
+            limits.asgi(make_app(service)),
+            http=HttpProtocol,
+            h11_max_incomplete_event_size=HEADER_BYTES,
+            ws=WebSocketProtocol,
             ws_max_size=MESSAGE_BYTES,
             ws_per_message_deflate=False,
             ws_ping_interval=_PING_S,
@@ -105,6 +118,7 @@ async def serve(
             server_header=False,
             backlog=_BACKLOG,
             timeout_graceful_shutdown=_GRACE_S,
+            timeout_keep_alive=int(READ_PATIENCE_S),  # `ConnectionLimits` is sooner
             ssl_certfile=certificate if listening.tls else None,
             ssl_keyfile=key if listening.tls else None,
         )
@@ -117,17 +131,22 @@ async def serve(
             token = folders.operator_token
             on_ready(Ready(port, scheme, token, join_token, service, stop))
 
-        await _Server(config, service, ready).serve([listener])
+        await _Server(config, service, limits, ready).serve([listener])
         if service.core.failure is not None:
             raise ServerError(str(service.core.failure))
 
 
 class _Server(uvicorn.Server):
     def __init__(
-        self, config: uvicorn.Config, service: Service, ready: Callable[["_Server"], None]
+        self,
+        config: uvicorn.Config,
+        service: Service,
+        limits: ConnectionLimits,
+        ready: Callable[["_Server"], None],
     ) -> None:
         super().__init__(config)
         self._service = service
+        self._limits = limits
         self._ready = ready
         self._watch: asyncio.Task[None] | None = None
 
@@ -137,8 +156,7 @@ class _Server(uvicorn.Server):
         self.should_exit = True
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        with our_door():
-            await super().startup(sockets)
+        await super().startup(sockets)
         self._watch = asyncio.create_task(self._end_with_the_store())
         self._ready(self)
 
@@ -150,6 +168,7 @@ class _Server(uvicorn.Server):
         self._service.begin_to_close()
         if self._watch is not None:
             self._watch.cancel()
+        self._limits.close_pending()
         await super().shutdown(sockets)
 
     @contextlib.contextmanager
@@ -167,22 +186,14 @@ class _Server(uvicorn.Server):
                 signal.signal(kind, handler)
 
 
-@contextlib.contextmanager
-def _listen(listening: Listening) -> Iterator[socket.socket]:
-    family = socket.AF_INET6 if ":" in listening.host else socket.AF_INET
-    # With the protocol named: asyncio looks at it before it turns off Nagle's algorithm, which
-    # would add the 40 ms of a delayed acknowledgement to every answer.
-    with socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP) as listener:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            listener.bind((listening.host, listening.port))
-        except OSError as error:
-            raise ServerError(
-                f"cannot listen on {listening.host}:{listening.port}: {error.strerror}; "
-                "another server may be running there (choose with --host and --port)"
-            ) from error
-        listener.listen(_BACKLOG)
-        yield listener
+def _listen(listening: Listening, limits: ConnectionLimits) -> socket.socket:
+    try:
+        return listen(listening.host, listening.port, _BACKLOG, limits)
+    except OSError as error:
+        raise ServerError(
+            f"cannot listen on {listening.host}:{listening.port}: {error.strerror}; "
+            "another server may be running there (choose with --host and --port)"
+        ) from error
 
 
 def _addresses(scheme: str, port: int, names: tuple[str, ...]) -> str:

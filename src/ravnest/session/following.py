@@ -5,10 +5,9 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-import msgspec
-
 from ravnest.api.limits import NOT_UNDERSTOOD
 from ravnest.api.views import ENDED_JOBS, Changes, EventView, JobView, Overview
+from ravnest.client.answers import decode_plain
 from ravnest.client.stream import ServerEvent
 from ravnest.errors import JobError, ServerError
 
@@ -74,7 +73,7 @@ def decoded(event: ServerEvent) -> Overview | Changes | None:
     if kind is None:
         return None
     try:
-        news: Overview | Changes = msgspec.json.decode(event.data, type=kind)
+        news: Overview | Changes = decode_plain(event.data, kind)
     except NOT_UNDERSTOOD as error:
         raise ServerError(
             f"the server's stream says something this release does not understand ({error}); do "

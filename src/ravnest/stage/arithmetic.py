@@ -41,7 +41,7 @@ def _on_numbers(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
 
 def _power(base: Any, exponent: Any) -> Any:
     if abs(exponent) > 64 or abs(base) > 2**32:
-        raise PackageError(f"size expression {base}**{exponent} is out of bounds")
+        raise PackageError("a power of sizes is out of bounds")
     return base**exponent
 
 

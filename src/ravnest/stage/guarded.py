@@ -1,37 +1,119 @@
 """Operators that a package does not get as torch has them.
 
 Uninitialised memory may hold what other parts of the program left there: it is handed out as zeros.
-And a few kernels trust their arguments so far that wrong ones make them read or write outside their
-tensors (found by fuzzing torch 2.13 on the CPU); those arguments are checked before the call.
-Kernels of that kind which no captured model needs are not on the allow-list at all.
+No `out=` kernel runs: its result is computed aside and copied, so that it cannot lie over an
+operand. No operator writes to an operand without telling autograd. And a few kernels trust the
+values or shapes of their tensors so far that wrong ones make them read or write outside, leave a
+part of the result unwritten or trap (found by tests/stage/fuzzing.py on the CPU); those are checked
+before the call. A guard of a kernel that indexes states the ranks of all operands and how their
+shapes follow from each other, also where torch checks some of it: a kernel that looks at sizes of
+one rank loops over the elements of another. Bounds of plain integers are in argument_rules.py.
+Kernels of that kind which no captured model needs are not on the allow-list.
 
-`as_strided` is bounded by the memory its tensor lies in, which can be more than the tensor: a stage
-that uses it gets tensors that fill their memory (`with_own_storage`).
+No text of an error holds a number that an operator was given: a size may be made from a value.
+
+A guard takes the operator and gives the function that is called in its place. Guards belong to
+all overloads of a name, also to those that only the owner of a machine has allowed.
 """
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
+from torch._ops import OpOverload
+from torch._subclasses.fake_tensor import is_fake
 
 from ravnest.errors import PackageError
 
 _aten = torch.ops.aten
 
 
-def _empty(size: Sequence[int], *, memory_format: Any = None, **options: Any) -> torch.Tensor:
-    return torch.zeros(size, **options)
+Function = Callable[..., Any]
 
 
-def _empty_like(self: torch.Tensor, **options: Any) -> torch.Tensor:
-    return torch.zeros_like(self, **options)
+def guarded(operator: OpOverload) -> Function:
+    """The operator itself, or what stands in its place."""
+    if any(argument.is_out for argument in operator._schema.arguments):
+        return _computed_aside(operator)
+    guard = _GUARDS.get(operator._schema.name.removeprefix("aten::"))
+    return operator if guard is None else guard(operator)
 
 
-def _new_empty(self: torch.Tensor, size: Sequence[int], **options: Any) -> torch.Tensor:
-    return self.new_zeros(size, **options)
+def _has_values(tensor: torch.Tensor) -> bool:
+    return not (tensor.is_meta or is_fake(tensor))
 
 
-def _recurrent(operator: Any, gates: int) -> Callable[..., Any]:
+def _must(fits: bool, what: str) -> None:
+    """The operands of a call, by their shapes."""
+    if not fits:
+        raise PackageError(f"{what} on operands whose shapes do not fit each other")
+
+
+def _zeroed(operator: OpOverload) -> Function:
+    def zeroed(*args: Any, **kwargs: Any) -> Any:
+        return operator(*args, **kwargs).zero_()
+
+    return zeroed
+
+
+def _computed_aside(operator: OpOverload) -> Function:
+    """An `out=` overload, whose result has to have the shape and type of what it is written to."""
+    wanted = [(a.name, str(a.real_type)) for a in operator._schema.arguments if not a.is_out]
+    packet = operator.overloadpacket
+    functional: OpOverload | None = None
+    for overload in packet.overloads():
+        found: OpOverload = getattr(packet, overload)
+        if [(a.name, str(a.real_type)) for a in found._schema.arguments] == wanted:
+            functional = found
+    if functional is None or len(operator._schema.returns) != 1:
+        raise PackageError(f"operator {operator} has no form without an output buffer")
+    compute = guarded(functional)
+
+    def aside(*args: Any, out: torch.Tensor, **kwargs: Any) -> Any:
+        result = compute(*args, **kwargs)
+        if result.shape != out.shape or result.dtype != out.dtype:
+            raise PackageError(f"operator {operator} writes to a tensor of another shape or type")
+        return out.copy_(result)
+
+    return aside
+
+
+def _divided(operator: OpOverload) -> Function:
+    """Integer division, but for the one quotient that does not fit: the processor traps on it."""
+
+    def divided(self: Any, other: Any, *args: Any, **kwargs: Any) -> Any:
+        number = other if isinstance(other, torch.Tensor | float) else 1
+        common = torch.result_type(self, number)
+        if not (common.is_floating_point or common.is_complex) and common.is_signed:
+            # The kernel computes in the common type, to which a single number is cut.
+            least = torch.iinfo(common).min
+            if _has_integer(other, common, -1) and _has_integer(self, common, least):
+                raise PackageError(f"operator {operator} divides the least integer by -1")
+        return operator(self, other, *args, **kwargs)
+
+    return divided
+
+
+def _has_integer(value: Any, dtype: torch.dtype, wanted: int) -> bool:
+    """Whether a number, or an element of a tensor, is this one in that type."""
+    if not isinstance(value, torch.Tensor):
+        value = torch.tensor(value) if isinstance(value, int) else torch.empty(0)
+    return _has_values(value) and bool((value.to(dtype) == wanted).any())
+
+
+def _ranged(operator: OpOverload) -> Function:
+    """The number of steps is a quotient of integers, which may overflow or trap."""
+
+    def ranged(*args: Any, **kwargs: Any) -> Any:
+        if any(isinstance(n, int) and abs(n) >= 2**60 for n in (*args, *kwargs.values())):
+            raise PackageError(f"operator {operator} with a bound or a step of 2**60 or more")
+        return operator(*args, **kwargs)
+
+    return ranged
+
+
+def _recurrent(gates: int, operator: OpOverload) -> Function:
     """An LSTM, GRU or RNN whose states and weights have the sizes that follow from each other."""
 
     def recurrent(
@@ -62,7 +144,7 @@ def _recurrent(operator: Any, gates: int) -> Callable[..., Any]:
             if len(expected) > len(params):
                 break
         if not expected or [tuple(tensor.shape) for tensor in params] != expected:
-            raise PackageError(f"{len(params)} weights do not make {num_layers} recurrent layers")
+            raise PackageError("the weights of a recurrent layer do not fit its settings")
         if any(state.shape[:2] != (num_layers * directions, rows) for state in states):
             raise PackageError("the states of a recurrent layer do not fit its input")
         return operator(
@@ -72,8 +154,8 @@ def _recurrent(operator: Any, gates: int) -> Callable[..., Any]:
     return recurrent
 
 
-def _embedding_bag(operator: Any) -> Callable[..., Any]:
-    """Bags that follow each other in the list of indices, which are all inside the table."""
+def _embedding_bag(operator: OpOverload) -> Function:
+    """Bags that follow each other in a plain list of indices, which are all inside the table."""
 
     def embedding_bag(
         weight: torch.Tensor,
@@ -87,12 +169,17 @@ def _embedding_bag(operator: Any) -> Callable[..., Any]:
         *rest: Any,
         **more: Any,
     ) -> Any:
-        if not offsets.is_meta:
+        plain = (weight.dim(), indices.dim(), offsets.dim()) == (2, 1, 1)
+        scaled = per_sample_weights
+        _must(plain and (scaled is None or scaled.shape == indices.shape), "embedding_bag")
+        if _has_values(offsets):
             ordered = bool((offsets.diff() >= 0).all())
-            if offsets.numel() <= include_last_offset or offsets.dim() != 1 or not ordered:
+            if offsets.numel() <= include_last_offset or not ordered:
                 raise PackageError("an embedding_bag has no bags or has them out of order")
             if not _is_inside(offsets, indices.numel() + 1):
                 raise PackageError("a bag of an embedding_bag lies outside of its indices")
+            if include_last_offset and int(offsets[-1]) != indices.numel():
+                raise PackageError("an embedding_bag has indices behind its last bag")
             if not _is_inside(indices, weight.shape[0]):
                 raise PackageError("an embedding_bag is asked for a row that does not exist")
         options = (scale_grad_by_freq, mode, sparse, per_sample_weights, include_last_offset)
@@ -121,64 +208,120 @@ def with_own_storage(value: Any) -> Any:
     return value.clone()
 
 
-def _as_strided(
-    self: torch.Tensor, size: Sequence[int], stride: Sequence[int], storage_offset: Any = None
-) -> Any:
-    """Bounds in Python's integers; the kernel's own check overflows with a large stride."""
-    last = self.storage_offset() if storage_offset is None else storage_offset
-    last += sum((extent - 1) * step for extent, step in zip(size, stride, strict=True) if extent)
-    if last >= 2**56 or any(step < 0 for step in stride):
-        raise PackageError(f"as_strided reaches outside of its tensor: {list(stride)}")
-    return _aten.as_strided.default(self, size, stride, storage_offset)
+def _as_strided(operator: OpOverload) -> Function:
+    """Only elements between the first and the last of the tensor itself: what lies around it, or
+    in the gaps of a slice, need never have been written."""
+
+    def as_strided(
+        self: torch.Tensor, size: Sequence[int], stride: Sequence[int], storage_offset: Any = None
+    ) -> Any:
+        start = self.storage_offset() if storage_offset is None else storage_offset
+        if len(size) != len(stride) or any(number < 0 for number in (*size, *stride, start)):
+            raise PackageError("as_strided with sizes and strides that are no such")
+        last = start + sum((n - 1) * step for n, step in zip(size, stride, strict=True) if n)
+        first = self.storage_offset()
+        dense = _aten.is_non_overlapping_and_dense.default(self)
+        if 0 not in size and not (dense and first <= start and last < first + self.numel()):
+            raise PackageError(
+                "as_strided reaches outside of its tensor, or that tensor is a slice with gaps: "
+                "call .contiguous() before it"
+            )
+        return operator(self, size, stride, storage_offset)
+
+    return as_strided
 
 
-def _repeat_interleave(repeats: torch.Tensor, **options: Any) -> Any:
-    _check_repeats(repeats)
-    return _aten.repeat_interleave.Tensor(repeats, **options)
+def _repeated(operator: OpOverload) -> Function:
+    """Repeats that are not negative and whose sum, which the kernel allocates by, does not wrap."""
+    at = [argument.name for argument in operator._schema.arguments].index("repeats")
+
+    def repeated(*args: Any, **kwargs: Any) -> Any:
+        repeats = args[at] if len(args) > at else kwargs["repeats"]
+        plain = not isinstance(repeats, torch.Tensor) or repeats.dim() <= 1
+        _must(plain, "repeat_interleave")
+        if isinstance(repeats, torch.Tensor) and _has_values(repeats) and repeats.numel():
+            # A single number holds for every element.
+            elements = (args[0] if args else kwargs["self"]).numel() if at else 1
+            times = elements if repeats.numel() == 1 else 1
+            total = repeats.sum(dtype=torch.float64).item() * times
+            if bool((repeats < 0).any()) or total >= 2**40:
+                raise PackageError("repeat_interleave with a number of repeats out of bounds")
+            stated = kwargs.get("output_size")
+            if stated is not None and stated != total and repeats.numel() > 1:
+                raise PackageError("repeat_interleave with an output_size that is not the sum")
+        return operator(*args, **kwargs)
+
+    return repeated
 
 
-def _repeat_rows(
-    self: torch.Tensor, repeats: torch.Tensor, dim: int | None = None, **options: Any
-) -> Any:
-    _check_repeats(repeats)
-    return _aten.repeat_interleave.self_Tensor(self, repeats, dim, **options)
-
-
-def _check_repeats(repeats: torch.Tensor) -> None:
-    if not repeats.is_meta and bool((repeats < 0).any()):
-        raise PackageError("repeat_interleave is asked for a negative number of repeats")
-
-
-def _grid_sampler(
-    input: torch.Tensor,
-    grid: torch.Tensor,
-    interpolation_mode: int,
-    padding_mode: int,
-    align_corners: bool,
-) -> Any:
+def _grid_sampler(operator: OpOverload) -> Function:
     """NaN stands for -1, as torch documents it; its kernels read outside the image instead."""
-    if padding_mode != 0:
-        grid = grid.nan_to_num(nan=-1.0, posinf=1e9, neginf=-1e9).clamp(-1e9, 1e9)
-    return _aten.grid_sampler.default(input, grid, interpolation_mode, padding_mode, align_corners)
+
+    def grid_sampler(
+        input: torch.Tensor, grid: torch.Tensor, interpolation_mode: int, padding_mode: int,
+        align_corners: bool,
+    ) -> Any:  # fmt: skip
+        rank = input.dim()
+        fits = rank in (4, 5) and grid.shape == (input.shape[0], *grid.shape[1:-1], rank - 2)
+        _must(fits and grid.dim() == rank, "grid_sampler")
+        if padding_mode != 0:
+            grid = grid.nan_to_num(nan=-1.0, posinf=1e9, neginf=-1e9).clamp(-1e9, 1e9)
+        return operator(input, grid, interpolation_mode, padding_mode, align_corners)
+
+    return grid_sampler
 
 
-def _attention(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *rest: Any, **more: Any
-) -> Any:
-    if key.shape[-2] != value.shape[-2] or 0 in (*key.shape[:-2], *value.shape[:-2]):
-        shapes = f"{list(key.shape)} and {list(value.shape)}"
-        raise PackageError(f"attention over keys and values of shapes {shapes}")
-    return _aten.scaled_dot_product_attention.default(query, key, value, *rest, **more)
+def _batch_norm(operator: OpOverload) -> Function:
+    """The kernel writes to the running statistics and does not tell autograd, which would let a
+    backward use what they share memory with, such as indices, as if it had not changed."""
+
+    def batch_norm(
+        input: torch.Tensor,
+        weight: torch.Tensor | None,
+        bias: torch.Tensor | None,
+        running_mean: torch.Tensor | None,
+        running_var: torch.Tensor | None,
+        training: bool,
+        *rest: Any,
+        **more: Any,
+    ) -> Any:
+        kept = (running_mean, running_var)
+        vectors = [tensor for tensor in (weight, bias, *kept) if tensor is not None]
+        channels = input.shape[1:2]
+        fits = input.dim() >= 2 and all(tensor.shape == channels for tensor in vectors)
+        _must(fits, "batch_norm")
+        given = [t.clone() if training and t is not None else t for t in kept]
+        result = operator(input, weight, bias, *given, training, *rest, **more)
+        for tensor, written in zip(kept, given, strict=True):
+            if training and tensor is not None and written is not None:
+                tensor.copy_(written)
+        return result
+
+    return batch_norm
 
 
-def _weight_norm(v: torch.Tensor, g: torch.Tensor, dim: int = 0) -> Any:
-    norms = v.shape[dim] if dim >= 0 else 1
-    if v.numel() == 0 or g.numel() != norms:
-        raise PackageError(f"{g.numel()} norms for a weight of shape {list(v.shape)}")
-    return _aten._weight_norm.default(v, g, dim)
+def _attention(operator: OpOverload) -> Function:
+    def attention(
+        query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *rest: Any, **more: Any
+    ) -> Any:
+        fits = min(query.dim(), key.dim(), value.dim()) >= 2 and key.shape[-2] == value.shape[-2]
+        empty = 0 in (*key.shape[:-2], *value.shape[:-2])
+        _must(fits and not empty and query.shape[-1] == key.shape[-1], "attention")
+        return operator(query, key, value, *rest, **more)
+
+    return attention
 
 
-def _max_pool(operator: Any, dims: int) -> Callable[..., Any]:
+def _weight_norm(operator: OpOverload) -> Function:
+    def weight_norm(v: torch.Tensor, g: torch.Tensor, dim: int = 0) -> Any:
+        norms = 1 if dim < 0 else v.shape[dim] if dim < v.dim() else 0
+        _must(v.numel() > 0 and g.numel() == norms, "_weight_norm")
+        return operator(v, g, dim)
+
+    return weight_norm
+
+
+def _max_pool(dims: int, operator: OpOverload) -> Function:
     """A window that neither overflows nor steps over the whole input without touching it."""
 
     def max_pool(
@@ -189,36 +332,67 @@ def _max_pool(operator: Any, dims: int) -> Callable[..., Any]:
         dilation: Sequence[int] = (1,),
         ceil_mode: bool = False,
     ) -> Any:
+        _must(self.dim() in (dims + 1, dims + 2), f"max_pool{dims}d")
         step = max(*dilation, 1)
         if max(*kernel_size, *stride, *padding, 1) * step >= 2**31:
-            raise PackageError(f"a pooling window of {list(kernel_size)} is too large")
+            raise PackageError("a pooling window is too large")
         if step > 1 and step > min(self.shape[-dims:]):
-            raise PackageError(f"a pooling window steps by {step} over {list(self.shape[-dims:])}")
+            raise PackageError("a pooling window steps over all of its input")
         return operator(self, kernel_size, stride, padding, dilation, ceil_mode)
 
     return max_pool
 
 
-GUARDED: dict[str, Callable[..., Any]] = {
-    "aten.empty.memory_format": _empty,
-    "aten.empty_like.default": _empty_like,
-    "aten.new_empty.default": _new_empty,
-    "aten.lstm.input": _recurrent(_aten.lstm.input, gates=4),
-    "aten.gru.input": _recurrent(_aten.gru.input, gates=3),
-    "aten.rnn_tanh.input": _recurrent(_aten.rnn_tanh.input, gates=1),
-    "aten.rnn_relu.input": _recurrent(_aten.rnn_relu.input, gates=1),
-    "aten.embedding_bag.default": _embedding_bag(_aten.embedding_bag.default),
-    "aten.embedding_bag.padding_idx": _embedding_bag(_aten.embedding_bag.padding_idx),
-    "aten.as_strided.default": _as_strided,
-    "aten.repeat_interleave.Tensor": _repeat_interleave,
-    "aten.repeat_interleave.self_Tensor": _repeat_rows,
-    "aten.grid_sampler.default": _grid_sampler,
-    "aten.scaled_dot_product_attention.default": _attention,
-    "aten._weight_norm.default": _weight_norm,
-    "aten.max_pool1d.default": _max_pool(_aten.max_pool1d.default, 1),
-    "aten.max_pool1d_with_indices.default": _max_pool(_aten.max_pool1d_with_indices.default, 1),
-    "aten.max_pool2d.default": _max_pool(_aten.max_pool2d.default, 2),
-    "aten.max_pool2d_with_indices.default": _max_pool(_aten.max_pool2d_with_indices.default, 2),
-    "aten.max_pool3d.default": _max_pool(_aten.max_pool3d.default, 3),
-    "aten.max_pool3d_with_indices.default": _max_pool(_aten.max_pool3d_with_indices.default, 3),
+def _binary_cross_entropy(operator: OpOverload) -> Function:
+    """The kernel writes as many losses as there are targets, into memory for all of the input."""
+
+    def binary_cross_entropy(
+        self: torch.Tensor, target: torch.Tensor, *rest: Any, **more: Any
+    ) -> Any:
+        _must(self.shape == target.shape, "binary_cross_entropy")
+        return operator(self, target, *rest, **more)
+
+    return binary_cross_entropy
+
+
+def _multi_margin_loss(operator: OpOverload) -> Function:
+    """The kernel writes nothing at all for a batch without rows."""
+
+    def multi_margin_loss(self: torch.Tensor, target: torch.Tensor, *rest: Any, **more: Any) -> Any:
+        fits = self.dim() in (1, 2) and self.numel() > 0 and target.dim() <= 1
+        rows = 1 if self.dim() == 1 else self.shape[0]
+        _must(fits and target.numel() == rows, "multi_margin_loss")
+        return operator(self, target, *rest, **more)
+
+    return multi_margin_loss
+
+
+_EMPTIES = ("empty", "empty_like", "empty_permuted", "empty_strided", "new_empty")
+_GUARDS: dict[str, Callable[[OpOverload], Function]] = {
+    **dict.fromkeys((*_EMPTIES, "new_empty_strided"), _zeroed),
+    **{
+        f"{name}{suffix}": _divided
+        for name in ("div", "divide", "floor_divide", "remainder", "fmod")
+        for suffix in ("", "_")
+    },
+    **{
+        f"max_pool{dims}d{suffix}": partial(_max_pool, dims)
+        for dims in (1, 2, 3)
+        for suffix in ("", "_with_indices")
+    },
+    "lstm": partial(_recurrent, 4),
+    "gru": partial(_recurrent, 3),
+    "rnn_tanh": partial(_recurrent, 1),
+    "rnn_relu": partial(_recurrent, 1),
+    "embedding_bag": _embedding_bag,
+    "as_strided": _as_strided,
+    "repeat_interleave": _repeated,
+    "arange": _ranged,
+    "grid_sampler": _grid_sampler,
+    "scaled_dot_product_attention": _attention,
+    "_weight_norm": _weight_norm,
+    "batch_norm": _batch_norm,
+    "binary_cross_entropy": _binary_cross_entropy,
+    "multi_margin_loss": _multi_margin_loss,
 }
+"""By the operator's name, without its overload."""

@@ -17,11 +17,12 @@ from typing import Any
 import torch
 from torch import nn
 
-from ravnest.errors import PackageError
+from ravnest.errors import PackageError, RavnestError
 from ravnest.stage.context import casts_kept, in_context
+from ravnest.stage.failures import failed_call
 from ravnest.stage.graph import Context, Mode, ModeGraph, Operation, StageGraph, TensorSpec
 from ravnest.stage.guarded import reads_whole_storage, with_own_storage
-from ravnest.stage.operators import DTYPES, MODULE_CALL, decode, dtype_name, resolve
+from ravnest.stage.operators import DTYPES, MODULE_CALL, decode, dtype_name, resolve_call
 from ravnest.stage.structure import result_values
 
 
@@ -123,8 +124,15 @@ class StageModule(nn.Module):
     def forward(self, *values: Any) -> tuple[Any, ...]:
         if self._reads_storage:
             values = tuple(with_own_storage(value) for value in values)
-        with casts_kept() if self._shares_casts else contextlib.nullcontext():
-            return tuple(self._run[self.mode](*values))
+        try:
+            with casts_kept() if self._shares_casts else contextlib.nullcontext():
+                return tuple(self._run[self.mode](*values))
+        except RavnestError:
+            raise
+        except Exception as error:
+            if (failure := failed_call(self._programs[self.mode], error)) is None:
+                raise
+            raise failure from error
 
     def compile(self, **options: Any) -> None:
         """Let `torch.compile` fuse the operators; worth it where call overhead dominates."""
@@ -252,20 +260,22 @@ class _Builder:
         if operation.op == MODULE_CALL:
             self.values[operation.out] = self._module_call(operation)
             return
-        function = resolve(operation.op)
         # The loader knows the operator's own keywords. This is for whoever comes without it, since
         # keywords are the one thing from outside that generated code spells out.
         if any(not key.isidentifier() or keyword.iskeyword(key) for key in operation.kwargs):
             raise PackageError(f"operator {operation.op!r} has an unusable keyword")
         args = [self._decode(item) for item in operation.args]
         kwargs = {key: self._decode(item) for key, item in operation.kwargs.items()}
+        function = resolve_call(operation.op, args, kwargs)
         if operation.context is not None:
             context = self._context(operation.context)
             if context.cast_once not in (None, self.casts):
                 self.fx.call_function(torch.clear_autocast_cache)
                 self.casts = context.cast_once
             function = in_context(function, context, self.stage.device.type)
-        self.values[operation.out] = self.fx.call_function(function, tuple(args), kwargs)
+        node = self.fx.call_function(function, tuple(args), kwargs)
+        node.meta["operator"] = operation.op
+        self.values[operation.out] = node
 
     def _module_call(self, operation: Operation) -> torch.fx.Node:
         attribute = self.stage._attribute_of_module.get(str(operation.kwargs.get("path")))

@@ -20,22 +20,27 @@ import cmath
 import functools
 import importlib.resources
 import math
+import os
 import re
 import reprlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch._ops import OpOverload
 
+from ravnest.api.work import ALLOWED_OPERATORS
 from ravnest.errors import PackageError
+from ravnest.stage.argument_rules import check_numbers, with_bounds
 from ravnest.stage.arithmetic import ARITHMETIC, ARITHMETIC_NAMES, bounded
-from ravnest.stage.guarded import GUARDED
+from ravnest.stage.guarded import guarded
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\.[A-Za-z_][A-Za-z0-9_]*\.[A-Za-z_][A-Za-z0-9_]*\Z")
 _MAX_DEPTH = 4
 _MAX_TEXT = 200
-_locally_allowed: set[str] = set()
+_locally_allowed: set[str] = {
+    name for name in os.environ.get(ALLOWED_OPERATORS, "").split(",") if _NAME.match(name)
+}
 
 MODULE_CALL = "ravnest.module"
 """Not an operator: runs a module of the provider's own model, for models cut at module borders."""
@@ -72,7 +77,7 @@ _TRAILING_CUDNN_FLAG = {"aten.batch_norm.default", "aten.instance_norm.default"}
 def allowed_operators() -> frozenset[str]:
     """Every tensor operator that a stage package may name, as `namespace.name.overload`."""
     text = importlib.resources.files(__package__).joinpath("allowed_operators.txt").read_text()
-    return frozenset(text.split())
+    return frozenset(line.split()[0] for line in text.splitlines())
 
 
 def allow_operator(name: str) -> None:
@@ -109,17 +114,32 @@ def resolve(name: str) -> Callable[..., Any]:
     """The function behind an allowed name; anything else is refused."""
     if name in ARITHMETIC:
         return ARITHMETIC[name]
-    if name in GUARDED:
-        return GUARDED[name]
-    return tensor_operator(name)
+    operator = tensor_operator(name)
+    function = guarded(operator)
+
+    def checked(*args: Any, **kwargs: Any) -> Any:
+        check_numbers(name, operator, args, kwargs)
+        return function(*args, **kwargs)
+
+    return checked
+
+
+def resolve_call(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Callable[..., Any]:
+    """The same for one call of a package that has been checked: torch's own operator wherever
+    nothing is left to check while it runs. Nodes of a graph stand for what is not known yet."""
+    if name in ARITHMETIC:
+        return ARITHMETIC[name]
+    operator = tensor_operator(name)
+    return with_bounds(name, operator, guarded(operator), args, kwargs)
 
 
 def tensor_operator(name: str) -> OpOverload:
     """Torch's own operator behind an allowed name."""
     if not is_allowed(name) or name in ARITHMETIC:
         raise PackageError(
-            f"operator {name[:100]!r} is not on the allow-list. If your own program registers it, "
-            "call ravnest.stage.operators.allow_operator(name) before the stage is loaded."
+            f"operator {name[:100]!r} is not on the allow-list. The owner of a machine allows it "
+            "with --allow-operator NAME of `ravnest join` and `ravnest server`; a program of your "
+            "own calls ravnest.stage.operators.allow_operator(name) before the stage is loaded."
         )
     namespace, function, overload = name.split(".")
     try:

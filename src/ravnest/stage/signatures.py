@@ -15,6 +15,7 @@ from typing import Any
 from torch._ops import OpOverload
 
 from ravnest.errors import PackageError
+from ravnest.stage.argument_rules import check_constants
 from ravnest.stage.arithmetic import ARITHMETIC, ARITY
 from ravnest.stage.operators import tensor_operator
 
@@ -44,6 +45,7 @@ def check_call(
     for argument, value in given.items():
         if not _fits(_types(operator)[argument], value):
             raise PackageError(f"operator {name!r} cannot take {argument}={reprlib.repr(value)}")
+    check_constants(name, operator, given)
     if (elements := _stated_elements(operator, given)) > max_elements:
         raise PackageError(
             f"operator {name!r} asks for {elements:.3g} elements, more than {max_elements} allowed"

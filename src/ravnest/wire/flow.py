@@ -146,6 +146,13 @@ class Flow:
         parcel = decode(frame)
         if isinstance(parcel.message, Hello | Refused):
             raise WireError("a greeting in the middle of a stream")
+        self._note_used()
+        if not self._window.allows(frame.size, len(self._unused), self._unused_bytes):
+            # All of it would wait in our memory: whoever does not keep to the window fills it.
+            raise WireError(
+                f"{len(self._unused)} messages of {self._unused_bytes} bytes wait to be used, and "
+                f"another one of {frame.size} comes"
+            )
         self._unused.append(frame.size)
         self._unused_bytes += frame.size
         if self._ack_timer is None:

@@ -158,15 +158,14 @@ class GrpcNetwork:
 def _server_credentials(tls: TlsKeys) -> grpc.ServerCredentials:
     return grpc.ssl_server_credentials(
         [(tls.key, tls.certificate)],
-        root_certificates=tls.authority,
+        root_certificates=tls.authority.pem.encode(),
         require_client_auth=tls.mutual,
     )
 
 
 def _client_credentials(tls: TlsKeys) -> grpc.ChannelCredentials:
-    if tls.mutual:
-        return grpc.ssl_channel_credentials(tls.authority, tls.key, tls.certificate)
-    return grpc.ssl_channel_credentials(tls.authority)
+    own = (tls.key, tls.certificate) if tls.mutual else ()
+    return grpc.ssl_channel_credentials(tls.authority.pem.encode(), *own)
 
 
 def _broken(error: Exception) -> StreamError:

@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
-PROTOCOL = 5
+PROTOCOL = 6
 """Counts up with every change that an older provider would misunderstand."""
 
 Count = Annotated[int, Meta(ge=0, lt=2**62)]
@@ -255,6 +255,8 @@ class RingCancel(_Typed, frozen=True, kw_only=True):
     ring: Count
     round: Count
     reason: Text
+    is_refused: bool = False
+    """What has come of it is not to be taken over, and would be no other at once."""
 
 
 class RingGone(_Typed, frozen=True, kw_only=True):
@@ -267,6 +269,8 @@ class RingGone(_Typed, frozen=True, kw_only=True):
     """The last round in which it has done all that others need of it."""
     is_late: bool = False
     """It may live, but the others have waited for it as long as they may."""
+    is_caught: bool = False
+    """It has been seen to do what it may not."""
 
 
 class RingChunk(_Typed, frozen=True, kw_only=True):
@@ -283,6 +287,39 @@ class RingChunk(_Typed, frozen=True, kw_only=True):
     """Members whose share is in it, or who have the mean."""
 
 
+class RingKey(_Typed, frozen=True, kw_only=True):
+    """Of a member that watches the one before it: how to sketch what that one is sent. Goes on to
+    the member before the watched one, and so never through it."""
+
+    ring: Count
+    round: Count
+    by: Count
+    key: Annotated[bytes, Meta(min_length=16, max_length=16)]
+    terms: Count
+    """Digest of the members and weights of the round, which are to be the same for all."""
+
+
+class RingWitness(_Typed, frozen=True, kw_only=True):
+    """What a member was sent in a round, from the one that sent it to the one that watches it. Goes
+    back around the ring, and so never through the watched one. Beside it: a sketch of sums, and
+    digests of means, one row for each vector."""
+
+    ring: Count
+    round: Count
+    of: Count
+    usual: Annotated[tuple[tuple[float, ...], ...], Meta(max_length=100_000)]
+    """Of each member on the way: what it weighs, and how far it moves, by vector, at most in its
+    last rounds."""
+
+
+class RingClear(_Typed, frozen=True, kw_only=True):
+    """The member before this one has done in the round what it may. Goes around once."""
+
+    ring: Count
+    round: Count
+    by: Count
+
+
 RingMessage = (
     RingWish
     | RingWho
@@ -293,6 +330,9 @@ RingMessage = (
     | RingCancel
     | RingGone
     | RingChunk
+    | RingKey
+    | RingWitness
+    | RingClear
 )
 
 

@@ -16,11 +16,16 @@ _ADDRESS = re.compile(
 
 
 class Routes:
-    """From addresses of the plan to those that are dialled; others are dialled as they are."""
+    """From addresses of the plan to those that are dialled.
+
+    Without a table, addresses are dialled as they are. With one, nothing else is dialled: a plan
+    that comes from a server must not name places in the network of the provider's owner.
+    """
 
     def __init__(self, table: Mapping[str, str] | None = None) -> None:
         if not isinstance(table, Mapping | None):
             raise NodeError(f"routes is {table!r}; expected addresses by addresses of the plan")
+        self._is_complete = table is not None
         self._table = dict(table or {})
         for planned, real in self._table.items():
             what = f"the route from {planned!r} to {real!r}"
@@ -28,6 +33,10 @@ class Routes:
             split_address(real, what)
 
     def real(self, address: str) -> str:
+        if self._is_complete and address not in self._table:
+            raise NodeError(
+                f"routes do not say where {address} is; a table of routes has every neighbour in it"
+            )
         return self._table.get(address, address)
 
     def name_of(self, address: str) -> str | None:

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from ravnest.api.trust_anchor import TrustAnchor
 from ravnest.errors import NodeError
 
 NameOf = Callable[[str], str]
@@ -13,7 +14,8 @@ NameOf = Callable[[str], str]
 
 @dataclass(frozen=True, slots=True)
 class TlsFiles:
-    """PEM files. `authority` signs the certificates of this run; every provider has its own.
+    """PEM files. `authority` signs the certificates of this run; every provider has its own. That
+    file holds one certificate and nothing else.
 
     With `mutual`, callers must show a certificate of the same authority too. With `names`, that
     certificate also says which node a caller may be: `"provider"` if that of node_7 is made out to
@@ -41,8 +43,15 @@ class TlsFiles:
             )
         if name_of is not None and not self.mutual:
             raise NodeError("TlsFiles(names=…) needs mutual=True: others show no certificate")
+        try:
+            authority = TrustAnchor.parse(content(self.authority))
+        except ValueError as error:
+            raise NodeError(
+                f"the TLS file {self.authority} must hold the certificate of one authority: "
+                f"{error}. `openssl x509 -in FILE -out ca.pem` writes the first one of a file alone"
+            ) from None
         return TlsKeys(
-            content(self.authority),
+            authority,
             content(self.certificate),
             content(self.key),
             self.mutual,
@@ -58,7 +67,7 @@ def provider_name(node: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class TlsKeys:
-    authority: bytes
+    authority: TrustAnchor
     certificate: bytes
     key: bytes
     mutual: bool

@@ -21,6 +21,14 @@ class Window:
     bytes: int = 256 << 20
     frames: int = 1024
 
+    def allows(self, size: int, others: int, others_bytes: int) -> bool:
+        """Whether a frame of that size may go while so many others are under way. The peer tells
+        what it has used up only when more than half of the window is open: up to there a frame may
+        go whatever its size, or both sides would wait."""
+        beyond_half = 2 * others_bytes > self.bytes
+        full = beyond_half and others_bytes + size > self.bytes
+        return not others or not (full or others >= self.frames)
+
 
 class Session:
     """Both directions of one link, across any number of streams."""
@@ -55,11 +63,7 @@ class Session:
         frame = self._kept[self._next]
         position = frame.sequence - self._consumed_by_peer
         if position > len(self._sizes):  # not a repetition after a break
-            # The peer tells what it has used up only when more than half of the window is open: up
-            # to there a frame may go whatever its size, or both sides would wait.
-            beyond_half = 2 * self._under_way > self._window.bytes
-            full = beyond_half and self._under_way + frame.size > self._window.bytes
-            if self._sizes and (full or len(self._sizes) >= self._window.frames):
+            if not self._window.allows(frame.size, len(self._sizes), self._under_way):
                 return None
             self._sizes.append(frame.size)
             self._under_way += frame.size

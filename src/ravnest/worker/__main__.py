@@ -10,7 +10,9 @@ from types import FrameType
 from typing import Protocol
 
 from ravnest.api.work import End, WorkEnd, WorkOrder
-from ravnest.errors import RavnestError
+from ravnest.errors import RavnestError, text_without_values
+from ravnest.sandbox.confine import forbid_programs
+from ravnest.sandbox.memory_limit import lacks_memory, limit_memory
 from ravnest.worker.orders import read_order
 from ravnest.worker.speech import Speech
 from ravnest.worker.steering import Steering
@@ -60,7 +62,8 @@ class _Worker:
             return WorkEnd(
                 outcome="failed",
                 epochs_done=order.assignment.epochs_done,
-                reason=f"{type(error).__name__}: {error}"[:4000],
+                reason=text_without_values(error)[:4000],
+                out_of_memory=lacks_memory(error),
             )
 
     def _agent_gone(self) -> None:
@@ -78,14 +81,20 @@ class _Worker:
 def _made(order: WorkOrder, folder: Path, speech: Speech, steering: Steering) -> Work:
     # Before torch is imported, which reads it once.
     os.environ["OMP_NUM_THREADS"] = str(order.threads)
+    limit_memory(order.memory_bytes, order.threads)
     if order.assignment.script is not None:
         from ravnest.worker.script import ScriptRun
 
         return ScriptRun(order, folder, speech, steering)
     import torch
 
+    from ravnest.stage.zero_fill import fill_with_zeros
     from ravnest.worker.training import Training
 
+    fill_with_zeros()
+    if torch.version.hip is None:  # which compiles kernels by programs of its own
+        # All that it needs is loaded, and nothing foreign has been looked at yet.
+        forbid_programs()
     torch.set_num_threads(order.threads)
     return Training(order, folder, speech, steering)
 

@@ -3,12 +3,20 @@
 import contextlib
 import logging
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from ravnest.api.jobs import Recipe
-from ravnest.api.work import STOPPED_WITHIN_S, Started, WorkEnd, WorkOrder
-from ravnest.errors import JobError, NodeError, RavnestError, RunError
+from ravnest.api.work import (
+    MOST_LINKS,
+    STOPPED_WITHIN_S,
+    Assignment,
+    Started,
+    WorkEnd,
+    WorkOrder,
+)
+from ravnest.errors import JobError, NodeError, RunError, text_without_values
 from ravnest.node import Node
 from ravnest.provider.averaging.settings import Averaging
 from ravnest.provider.control import Control
@@ -17,6 +25,7 @@ from ravnest.recipes.metrics import build_metrics
 from ravnest.recipes.optimizers import build_optimizer
 from ravnest.recipes.randomness import key
 from ravnest.recipes.schedules import build_schedule
+from ravnest.sandbox.memory_limit import lacks_memory
 from ravnest.stage.files import read_document
 from ravnest.stage.graph import GRAPH_FORMAT, StageGraph
 from ravnest.stage.package import GRAPH, Limits
@@ -41,6 +50,27 @@ LATE_S = 10.0
 are lost."""
 # Who waits longer than its agent does is killed, and what it has trained is lost.
 assert LATE_S < AWAY_S < CONNECT_S < STOPPED_WITHIN_S / 2
+
+
+def package_limits(order: WorkOrder) -> Limits:
+    """The most that a package may ask for: a graph as large as the assignment says, and tensors
+    that fit into the memory that the worker may take."""
+    usual = Limits()
+    sizes = {file.path: file.size for file in order.assignment.files}
+    memory = order.memory_bytes or usual.weight_bytes
+    return replace(
+        usual,
+        graph_bytes=min(usual.graph_bytes, sizes.get(f"package/{GRAPH}", usual.graph_bytes)),
+        weight_bytes=min(usual.weight_bytes, memory),
+        constant_elements=min(usual.constant_elements, memory),
+    )
+
+
+def most_rows(work: Assignment) -> int | None:
+    """That a cluster can train on in this run. Clusters differ by a row at most, and a batch may be
+    filled up."""
+    left = work.training.epochs - work.epochs_done
+    return (work.train_rows + work.training.batch_size) * left if work.train_rows else None
 
 
 class RecipeTrainer(Trainer):
@@ -109,7 +139,7 @@ class Training:
             self._folder / "package" / GRAPH,
             StageGraph,
             format=GRAPH_FORMAT,
-            limit=Limits().graph_bytes,
+            limit=package_limits(order).graph_bytes,
         )
         if (graph.stage, graph.stages) != (work.stage, work.stages):
             raise JobError(
@@ -141,6 +171,7 @@ class Training:
         return Node(
             name=work.node,
             node_data=self._folder / "node_data",
+            package_limits=package_limits(order),
             start=False,
             optimizer=optimizer,
             optimizer_params=optimizer_params,
@@ -168,7 +199,9 @@ class Training:
             bandwidth_mbps=order.bandwidth_mbps,
             telemetry=True,
             patience=Patience(connect_s=CONNECT_S, resume_s=AWAY_S, nobody_s=AWAY_S),
-            averaging=Averaging(connect_s=CONNECT_S, resume_s=AWAY_S),
+            averaging=Averaging(
+                connect_s=CONNECT_S, resume_s=AWAY_S, most_rows=most_rows(self._work)
+            ),
         )
 
     def _schedule(self, data: Feed) -> Callable[..., Any] | None:
@@ -240,9 +273,10 @@ class Training:
         work, saved = self._work, self._saves.is_new()
         done = self._epochs_done() if saved else work.epochs_done
         metrics = self._journal.metrics if self._journal is not None else {}
+        telemetry = None if self._node is None else self._node.telemetry
+        distrusts = () if telemetry is None else tuple(sorted(telemetry.distrusted)[:MOST_LINKS])
         if error is not None:
-            shown = isinstance(error, RavnestError)
-            text = str(error) if shown else f"{type(error).__name__}: {error}"
+            text = text_without_values(error)
             return WorkEnd(
                 outcome="failed",
                 epochs_done=done,
@@ -250,6 +284,8 @@ class Training:
                 metrics=metrics,
                 reason=text[:4000],
                 culprit=culprit(error, work.node),
+                out_of_memory=lacks_memory(error),
+                distrusts=distrusts,
             )
         stopped = done < work.training.epochs
         return WorkEnd(
@@ -258,6 +294,7 @@ class Training:
             saved=saved,
             metrics=metrics,
             reason="stopped before the last epoch" if stopped else "",
+            distrusts=distrusts,
         )
 
     def _epochs_done(self) -> int:

@@ -83,7 +83,7 @@ def test_chunks_of_a_round_that_was_given_up_are_not_sent_any_more():
     got = Parcel(RingGot(ring=0, round=1))
     for parcel in (chunk(0), got, chunk(1)):
         some._send("node_1", parcel)
-    some._skipped(0)
+    some._skipped(0, False)
     assert [parcel.message for _, parcel in some._outbox] == [got.message, chunk(1).message]
 
 
@@ -111,6 +111,14 @@ def test_who_belongs_to_a_cluster_that_has_left_is_not_waited_for(says_goodbye):
         some._take()
     assert told == [1]
     assert [ring.others for ring in some._rings.values()] == [["node_2"], ["node_12"]]
+
+
+def test_a_ring_that_is_over_ends_no_run_when_a_cluster_leaves():
+    """The ring gave nobody up any more, and was asked to for ever."""
+    some = averager(two_rings(3))
+    some._rings[1].leave()
+    some._left(1)
+    assert [ring.neighbours for ring in some._rings.values()] == [["node_2"], []]
 
 
 def test_a_member_that_is_needed_only_when_there_is_no_more_time_must_hurry_too():

@@ -11,7 +11,7 @@ from ravnest.provider.averaging.share import Facts, Snapshot
 from ravnest.provider.document import RingDocument, RingMember
 from ravnest.wire.codecs import codec_named
 from ravnest.wire.encoding import Parcel
-from ravnest.wire.messages import RingBegin, RingCall, RingCancel, RingChunk
+from ravnest.wire.messages import RingBegin, RingCall, RingCancel, RingChunk, RingGone
 
 MEMBERS = (RingMember("node_0", "", 0), RingMember("node_1", "", 1))
 
@@ -28,7 +28,7 @@ def called(codec):
             send=lambda node, parcel: sent.append(parcel.message),
             take_snapshot=lambda ring, number, some: asked.append(number),
             apply=lambda outcome: None,
-            skipped=lambda ring: None,
+            skipped=lambda ring, is_refused: None,
             released=lambda ring, last: None,
             cut_off=lambda: None,
             codec_for=lambda node: None if codec is None else codec_named(codec),
@@ -85,7 +85,7 @@ def test_clusters_with_different_settings_find_out_at_once(fragments):
             send=lambda node, parcel: line.append((member, parcel)),
             take_snapshot=take_snapshot,
             apply=lambda outcome: None,
-            skipped=lambda ring: None,
+            skipped=lambda ring, is_refused: None,
             released=lambda ring, last: None,
             cut_off=lambda: None,
             codec_for=lambda node: None,
@@ -122,4 +122,5 @@ def test_a_mean_that_is_not_finite_is_not_applied(value):
     place.heard("node_0", chunk(bad, is_mean=False, segment=0, passed=1))
     place.heard("node_0", chunk(torch.ones(3), segment=1, passed=1))
     assert place.last is None
-    assert any(isinstance(m, RingCancel) and "not finite" in m.reason for m in sent)
+    (gone,) = (m for m in sent if isinstance(m, RingGone) and m.member == 0)
+    assert gone.is_caught

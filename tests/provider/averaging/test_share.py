@@ -2,6 +2,7 @@
 
 import copy
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 import torch
@@ -21,7 +22,7 @@ class Stage:
         return self.parameters
 
 
-def averaged_state(shape, state, difference=4.0):
+def averaged_state(shape, state, difference=4.0, of_it=0.0):
     """An optimizer's state of one parameter after a round that adds this to what it averages."""
     weights = {"w": nn.Parameter(torch.zeros(shape))}
     optimizer = torch.optim.SGD(weights.values(), lr=0.1)
@@ -37,9 +38,16 @@ def averaged_state(shape, state, difference=4.0):
         vector.fill_(difference)
     parts = ((layout, snapshot.vectors[0]),)
     moments = ((facts.moments[0], snapshot.moments[0]),)
-    share.averaged(Outcome(0, (0,), parts, rest, moments, still=False, samples=1.0, updates=1))
+    outcome = Outcome(0, (0,), parts, rest, moments, still=False, samples=1.0, updates=1)
+    share.averaged(replace(outcome, share=of_it))
     share.apply()
     return {kind: float(torch.as_tensor(value).sum()) for kind, value in state.items()}
+
+
+def test_squares_do_not_vanish_by_what_others_say():
+    """Adam divides by their root: one step after that was two hundred times as long."""
+    state = {"exp_avg": torch.ones(1), "exp_avg_sq": torch.ones(1)}
+    assert averaged_state((1,), state, -40.0, of_it=0.25) == {"exp_avg": 0.0, "exp_avg_sq": 0.25}
 
 
 STATES = {

@@ -1,4 +1,4 @@
-"""This machine: versions, memory, disk, GPU, the port to listen on, the sandbox for scripts."""
+"""This machine: versions, memory, disk, GPU, the port to listen on, the sandbox."""
 
 import importlib
 import importlib.metadata
@@ -12,11 +12,11 @@ from typing import Any
 
 from ravnest import __version__
 from ravnest.agent.addresses import split_host_port
-from ravnest.agent.sandbox import why_not
 from ravnest.cli.doctor.findings import Check, Finding, broken, note, ok
 from ravnest.cli.loading import load_torch
 from ravnest.errors import NodeError
 from ravnest.planning.figures import quantity, size
+from ravnest.sandbox.bubblewrap import remedy, why_not
 
 OLDEST_PYTHON = (3, 11)
 TORCH = ((2, 6), (2, 14))
@@ -153,20 +153,10 @@ def port(listen: str | None) -> Iterator[Finding]:
 
 
 def sandbox() -> Iterator[Finding]:
-    """Only owners who consent to scripts in a sandbox need one."""
-    why = "needed only for `ravnest join --allow-scripts sandboxed`"
-    reason = why_not()
-    if reason is None:
-        yield ok("sandbox", "bwrap works: scripts can be run in a sandbox")
-    elif shutil.which("bwrap") is None:
-        remedy = (
-            "to take jobs with scripts, install bubblewrap (Debian: apt install bubblewrap); it "
-            "takes Linux on x86_64 or aarch64"
-        )
-        yield note("sandbox", f"{reason}; {why}", remedy)
-    else:
-        remedy = (
-            "it takes Linux on x86_64 or aarch64, bubblewrap 0.8 or newer, and a system that does "
-            "not forbid namespaces to users (sysctl kernel.unprivileged_userns_clone)"
-        )
-        yield note("sandbox", f"{reason}; {why}", remedy)
+    """For foreign graphs and scripts on a provider, and for models on a server."""
+    workers, planning = why_not(), why_not(network=False)
+    if workers is None and planning is None:
+        yield ok("sandbox", "bwrap works: foreign graphs and scripts run in a sandbox")
+        return
+    whose = "`ravnest server` checks and plans models" if workers is None else "foreign graphs run"
+    yield note("sandbox", f"{workers or planning}; {whose} without a sandbox", remedy())

@@ -8,14 +8,13 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import msgspec
-
 from ravnest import __version__
 from ravnest.agent.identity import Identity, load_identity
 from ravnest.api.limits import NOT_UNDERSTOOD
 from ravnest.api.requests import Health
 from ravnest.api.views import ProviderView
 from ravnest.cli.doctor.findings import Check, Finding, broken, note, ok
+from ravnest.client.answers import decode_plain
 from ravnest.client.known import Access, open_client, who_is
 from ravnest.client.stranger import Answer, ask
 from ravnest.errors import RavnestError, ServerError, TokenError
@@ -80,7 +79,7 @@ class ServerVisit:
         answer = answers[-1]
         self._note_time(answer)
         try:
-            health = msgspec.json.decode(answer.body, type=Health)
+            health = decode_plain(answer.body, Health)
         except NOT_UNDERSTOOD:
             text = f"{address} answers, but not as a Ravnest server (status {answer.status})"
             yield broken("server", text, "is the port right? A server's default is 8470")

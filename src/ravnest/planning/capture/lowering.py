@@ -335,7 +335,7 @@ def _refuse_unknown_operators(program: Program) -> None:
             where = f"module {op.path!r}" if op.path else "the model"
             raise CaptureError(
                 f"{where} uses the operator {name!r} ({op.source or 'unknown line'}), which is not "
-                "on the allow-list of stage packages. If your own code registers it, call "
-                "ravnest.stage.operators.allow_operator(name) here and on every provider; "
-                "otherwise replace it with ordinary tensor operations."
+                "on the allow-list of stage packages. Replace it with ordinary tensor operations, "
+                "or call ravnest.stage.operators.allow_operator(name) here and let the owners of "
+                f"server and providers start them with --allow-operator {name}."
             )

@@ -6,7 +6,7 @@ docs/decisions/012-models-without-code.md.
 
 from ravnest.planning.handover.card import ModelCard
 from ravnest.planning.handover.giving import model_files, write_model
-from ravnest.planning.handover.studying import study_package
+from ravnest.planning.handover.studying import study_package, weights_of
 from ravnest.planning.handover.taking import ModelLimits, take_model
 
 __all__ = [
@@ -15,5 +15,6 @@ __all__ = [
     "model_files",
     "study_package",
     "take_model",
+    "weights_of",
     "write_model",
 ]

@@ -45,10 +45,7 @@ def study_package(
     folder, limits = Path(folder), limits or ModelLimits()
     taken = take_model(folder, limits)
     try:
-        tensors = _own_weights(taken)
-        if weights is not None:
-            tensors |= _other_weights(taken, Path(weights), limits)
-        return _study(taken, tensors, rows)
+        return _study(taken, weights_of(taken, weights, limits), rows)
     except PackageError as error:
         raise PackageError(f"model {folder}: {error}") from error.__cause__
 
@@ -124,6 +121,16 @@ def _program(taken: TakenModel, mode: Mode, held: dict[str, HeldTensor], call: C
         return rebuild_program(taken.graph, mode, call, held, outline, taken.outline.paths)
     except PackageError as error:
         raise PackageError(f"{mode} graph: {error}") from error.__cause__
+
+
+def weights_of(
+    taken: TakenModel, path: Path | None = None, limits: ModelLimits | None = None
+) -> Tensors:
+    """All tensors of a model: those it came with, or of a state_dict that was saved at `path`."""
+    tensors = _own_weights(taken)
+    if path is not None:
+        tensors |= _other_weights(taken, Path(path), limits or ModelLimits())
+    return tensors
 
 
 def _own_weights(taken: TakenModel) -> Tensors:

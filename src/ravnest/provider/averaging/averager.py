@@ -87,6 +87,7 @@ class Averager:
             cut_off=lambda: inbox.put(self._go_alone),
             codec_for=lambda node: self._packings[node].codec_for(self._link(node)),
             note=None if telemetry is None else telemetry.round_ended,
+            caught=None if telemetry is None else telemetry.caught,
         )
         compresses = compression.rings is not None
         self._rings = {
@@ -105,14 +106,17 @@ class Averager:
             largest = max(4 * sum(fragment.layout.sizes()) for fragment in fragments)
             _warn_if_too_slow(ring, min(largest // len(ring.members), CHUNK_BYTES), settings)
         self._share.add_ring(ring.id, [fragment.layout for fragment in fragments])
-        return RingPlace(
+        place = RingPlace(
             ring,
             fragments,
             around,
             round_s=settings.round_s,
             wait_s=settings.wait_s,
             agreement=(settings.mode, settings.outer),
+            most_rows=settings.most_rows,
         )
+        place.starts_from(tensors)
+        return place
 
     # ---- from other threads ----
 
@@ -256,11 +260,13 @@ class Averager:
     def _connect(self, ring: RingPlace) -> None:
         """Neighbours change when members are lost. Those of a cluster that has left, with whom
         there never was a connection, will not come."""
+        while gone := next((node for node in ring.neighbours if self._never_came(ring, node)), None):
+            ring.lost(gone, f"cluster {ring.cluster_named(gone)} has left")
         for node in ring.neighbours:
-            if node not in self._up and ring.cluster_named(node) in self._clusters_left:
-                ring.lost(node, f"cluster {ring.cluster_named(node)} has left")
-                return self._connect(ring)
             self._link(node)
+
+    def _never_came(self, ring: RingPlace, node: str) -> bool:
+        return node not in self._up and ring.cluster_named(node) in self._clusters_left
 
     def _say_who_is_needed(self) -> None:
         """Nobody waits for a member that is gone from all rings, when its link breaks."""
@@ -296,14 +302,14 @@ class Averager:
             self._pacer.sent(_size(parcel), time.monotonic())
             self._link(node).send(parcel)
 
-    def _skipped(self, ring: int) -> None:
+    def _skipped(self, ring: int, is_refused: bool) -> None:
         """A round has been given up: nobody waits for its chunks."""
         self._outbox = deque(
             (node, parcel)
             for node, parcel in self._outbox
             if not (isinstance(parcel.message, RingChunk) and parcel.message.ring == ring)
         )
-        self._on_compute_thread(lambda: self._share.skipped(ring))
+        self._on_compute_thread(lambda: self._share.skipped(ring, is_refused=is_refused))
 
     # ---- the compute thread ----
 

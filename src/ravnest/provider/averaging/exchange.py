@@ -18,12 +18,13 @@ import torch
 from ravnest.errors import WireError
 from ravnest.provider.averaging.course import Course, Division, Mean, Sum
 from ravnest.provider.averaging.outer import Momentum
+from ravnest.provider.averaging.sketch import Payload
+from ravnest.provider.averaging.witness import Watch, Witness
 from ravnest.wire.codecs import Codec, Packed, unpack
 from ravnest.wire.messages import RingChunk
 
 CHUNK_BYTES = 2 << 20
 """Smaller ones cost more each than they save; while larger ones come, the line after waits."""
-Payload = torch.Tensor | Packed
 Outgoing = tuple[RingChunk, Payload]
 
 
@@ -41,6 +42,10 @@ class Track:
     residual: torch.Tensor | None = None
     momentum: Momentum | None = None
     codec: Codec | None = None
+    name: str = ""
+    """The same in every round, and for all members."""
+    is_parameters: bool = False
+    """Not an optimizer's state, nor buffers."""
 
     @property
     def remembers(self) -> bool:
@@ -61,8 +66,12 @@ class Exchange:
         me: int,
         *,
         still: bool = False,
+        last: bool = False,
+        trains: bool = True,
         chunk_bytes: int = CHUNK_BYTES,
+        watch: Watch | None = None,
     ) -> None:
+        """`watch`: what goes past is looked at, see witness.py."""
         self._ring, self._round = ring, number
         self._tracks = tracks
         place = members.index(me)
@@ -71,9 +80,16 @@ class Exchange:
         even = [1 / len(weights)] * len(weights)
         self._shares = [weight / total for weight in weights] if total > 0 else even
         self._share = self._shares[place]
+        self.witness: Witness | None = None
+        if watch is not None:
+            self.witness = Witness(
+                *(watch, tracks, members, weights, self._shares),
+                last=last,
+                trains=trains,
+            )
         self._still = still
         self._divisions, self._courses = [], []
-        for track in tracks:
+        for vector, track in enumerate(tracks):
             elements = max(1, chunk_bytes // track.own.element_size())
             division = Division(track.own.numel(), len(members), elements)
             self._divisions.append(division)
@@ -84,6 +100,13 @@ class Exchange:
                 if track.momentum is not None:
                     first, stop = division.segment((place + 1) % len(members))
                     track.momentum.begin(members, first, stop, track.own.dtype)
+            if self.witness is not None:
+                self.witness.brings(vector)
+
+    @property
+    def share(self) -> float:
+        """Of this member."""
+        return self._share
 
     @property
     def is_done(self) -> bool:
@@ -102,7 +125,7 @@ class Exchange:
                     values = self._with_residual(track, start, values.clone(), self._share)
                 # What is sent as it lies there is not written to before its mean is back, when it
                 # has long arrived.
-                yield self._message(vector, item), self._packed(track, start, values, self._share)
+                yield self._sent(vector, item, self._packed(track, start, values, self._share))
 
     @torch.no_grad()
     def arrived(self, message: RingChunk, payload: Payload) -> Outgoing | None:
@@ -123,6 +146,8 @@ class Exchange:
                 f"a chunk of {values.dtype}{list(values.shape)} came where "
                 f"{track.own.dtype}[{stop - start}] belongs"
             )
+        if self.witness is not None:
+            self.witness.receives(message, start, values, payload)
         if step.add:
             unit = self._shares[message.segment]
             if self._share:  # 0 times infinity is not 0
@@ -137,7 +162,7 @@ class Exchange:
                 values = unpack(payload)
         if step.keep:
             self._keep(track, start, values)
-        return None if step.onward is None else (self._message(vector, step.onward), payload)
+        return None if step.onward is None else self._sent(vector, step.onward, payload)
 
     def _finish(self, track: Track, start: int, mean: torch.Tensor, unit: float) -> None:
         if unit:
@@ -188,8 +213,8 @@ class Exchange:
     def _bounds(self, vector: int, item: Sum | Mean) -> tuple[int, int]:
         return self._divisions[vector].chunk(item.segment, item.chunk)
 
-    def _message(self, vector: int, item: Sum | Mean) -> RingChunk:
-        return RingChunk(
+    def _sent(self, vector: int, item: Sum | Mean, payload: Payload) -> Outgoing:
+        message = RingChunk(
             ring=self._ring,
             round=self._round,
             vector=vector,
@@ -198,3 +223,6 @@ class Exchange:
             chunk=item.chunk,
             passed=item.holders if isinstance(item, Mean) else item.shares,
         )
+        if self.witness is not None:
+            self.witness.sends(message, self._bounds(vector, item)[0], payload)
+        return message, payload

@@ -52,6 +52,8 @@ class Skip:
 
     round: int
     reason: str
+    is_refused: bool = False
+    """Ask again when the next one is due, not at once."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,9 @@ is kept is who has given up whom; and who is gone follows from that alone, the s
 who has heard the same.
 
 Of two that have given up each other one stays: the one whom fewer have given up, else the one that
-comes first in the ring. So a link that breaks for good costs the ring one member and not two.
+comes first in the ring. So a link that breaks for good costs the ring one member and not two. A
+member that was caught at a lie does not stay by giving up the one that has caught it: if it says
+that it has caught that one, too, both go.
 """
 
 from collections.abc import Iterator
@@ -18,6 +20,7 @@ class Membership:
     def __init__(self, members: int) -> None:
         self._members = members
         self._given_up_by: dict[int, set[int]] = {}
+        self._caught_by: dict[int, set[int]] = {}
         self.gone: frozenset[int] = frozenset()
 
     @property
@@ -27,12 +30,15 @@ class Membership:
     def knows(self, member: int) -> bool:
         return 0 <= member < self._members
 
-    def gave_up(self, by: int, member: int) -> bool:
+    def gave_up(self, by: int, member: int, *, is_caught: bool = False) -> bool:
         """Whether that is news. Who gives up itself has left."""
         givers = self._given_up_by.setdefault(member, set())
-        if by in givers:
+        catchers = self._caught_by.setdefault(member, set())
+        if by in givers and (by in catchers or not is_caught):
             return False
         givers.add(by)
+        if is_caught:
+            catchers.add(by)
         self.gone = frozenset(filter(self._is_gone, self._given_up_by))
         return True
 
@@ -50,6 +56,10 @@ class Membership:
         """Whether a member goes because this one has given it up."""
         if member == giver or member not in self._given_up_by.get(giver, ()):
             return True
+        if giver in self._caught_by[member]:
+            return True
+        if member in self._caught_by[giver]:
+            return False
         return self._standing(member) > self._standing(giver)
 
     def _standing(self, member: int) -> tuple[int, int]:

@@ -37,7 +37,7 @@ class Momentum:
     """
 
     def __init__(self, rule: Nesterov) -> None:
-        self._rule = rule
+        self.rule = rule
         self._members: tuple[int, ...] = ()
         self._first = 0
         self._values = torch.empty(0)
@@ -55,7 +55,7 @@ class Momentum:
 
     def step(self, start: int, change: torch.Tensor) -> None:
         """Turn the mean change from element `start` on into the step to take, where it is."""
-        rule = self._rule
+        rule = self.rule
         velocity = self._values[start - self._first : start - self._first + change.numel()]
         velocity.mul_(rule.momentum).add_(change)
         change.add_(velocity, alpha=rule.momentum).mul_(rule.lr)

@@ -2,12 +2,14 @@
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
+import torch
+
 from ravnest.errors import RunError, WireError
-from ravnest.provider.averaging.exchange import Exchange, Payload, Track
+from ravnest.provider.averaging.exchange import Exchange, Track
 from ravnest.provider.averaging.fragments import Fragment, is_finite
 from ravnest.provider.averaging.instructions import (
     Instruction,
@@ -20,7 +22,11 @@ from ravnest.provider.averaging.instructions import (
 )
 from ravnest.provider.averaging.rollcall import RollCall
 from ravnest.provider.averaging.share import Facts, Outcome, Snapshot
+from ravnest.provider.averaging.sketch import Payload
+from ravnest.provider.averaging.testimony import Testimony, Words
 from ravnest.provider.averaging.vectors import Layout, Vectors, numbered
+from ravnest.provider.averaging.wishes import bounded, too_many
+from ravnest.provider.averaging.witness import STRIKES, Verdict
 from ravnest.provider.document import RingDocument
 from ravnest.provider.telemetry import Round
 from ravnest.wire.codecs import Codec
@@ -28,6 +34,7 @@ from ravnest.wire.encoding import Parcel
 from ravnest.wire.messages import RingChunk, RingMessage, RingShare
 
 logger = logging.getLogger("ravnest.averaging")
+_EARLY_BYTES = 1 << 20
 _ASKED_S = 60.0
 """How long a leader that is asked to go on without stragglers may take."""
 
@@ -41,7 +48,8 @@ class Surroundings:
     take_snapshot: Callable[[int, int, tuple[int, ...]], None]
     """Of a ring, for a round: these fragments."""
     apply: Callable[[Outcome], None]
-    skipped: Callable[[int], None]
+    skipped: Callable[[int, bool], None]
+    """A round has come to nothing; True if the next one is not to be asked for at once."""
     released: Callable[[int, bool], None]
     cut_off: Callable[[], None]
     """There are no more rounds here, though the cluster trains on."""
@@ -49,6 +57,8 @@ class Surroundings:
     """How chunks to that node are to be compressed."""
     note: Callable[[Round], None] | None = None
     """A round has ended; for those who look on."""
+    caught: Callable[[int], None] | None = None
+    """A member of this cluster has done what it may not; for them, too."""
 
 
 @dataclass(frozen=True)
@@ -79,6 +89,8 @@ class _Round:
     """What belongs to no parameter, as it was in the snapshot."""
     early: list[tuple[str, Parcel]] = field(default_factory=list)
     """Chunks that came before the snapshot was there."""
+    is_exchanged: bool = False
+    """All chunks are here."""
 
 
 class RingPlace:
@@ -93,6 +105,7 @@ class RingPlace:
         round_s: float,
         wait_s: float,
         agreement: object = None,
+        most_rows: int | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """`agreement` is what all members must have in common beside the tensors."""
@@ -110,6 +123,15 @@ class RingPlace:
         self._has_met = False
         """For the last time; it is no surprise that others leave then."""
         self._round: _Round | None = None
+        self._most_rows = most_rows
+        self._testimony = Testimony(
+            document.id,
+            document.place,
+            lambda member, words, tensors: around.send(
+                document.members[member].node, Parcel(words, tuple(tensors))
+            ),
+        )
+        self._disagreements = 0
         self._roll = RollCall(
             document.id,
             document.place,
@@ -119,6 +141,15 @@ class RingPlace:
             names=[f"{m.node} (cluster {m.cluster})" for m in document.members],
         )
         self._places = {member.node: k for k, member in enumerate(document.members)}
+
+    def starts_from(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        """What all members begin with: the first changes are counted from there."""
+        watch = self._testimony.watch
+        for number, fragment in enumerate(self.fragments):
+            vectors = fragment.layout.gather(tensors)
+            for k, trained in enumerate(fragment.layout.trained()):
+                watch.starts_from(f"parameters {number}.{k}", vectors[k][:trained])
+                watch.starts_from(f"buffers {number}.{k}", vectors[k][trained:])
 
     @property
     def wake_at(self) -> float | None:
@@ -165,11 +196,13 @@ class RingPlace:
         self._leaves = True
         self._do(self._roll.leave(self._clock()))
 
-    def lost(self, node: str, reason: str) -> None:
+    def lost(self, node: str, reason: str, *, is_caught: bool = False) -> None:
         place = self._places.get(node)
         if place is not None and place in self._roll.alive and not self._roll.is_over:
             logger.warning("ring %d goes on without %s: %s", self.id, node, reason)
-            self._do(self._roll.lost(place, self._clock()))
+            if is_caught and self._around.caught is not None:
+                self._around.caught(self._members[place].cluster)
+            self._do(self._roll.lost(place, self._clock(), is_caught=is_caught))
 
     def tick(self) -> None:
         now = self._clock()
@@ -191,14 +224,24 @@ class RingPlace:
         assert isinstance(message, RingMessage)
         if source not in self._places:
             raise WireError(f"{source} is not a member of ring {self.id}")
+        if isinstance(message, Words):
+            self._testified(parcel, message, self._places[source])
+            return
         if not isinstance(message, RingChunk):
             self._do(self._roll.heard(message, self._places[source], self._clock()))
             return
         current = self._round
         if current is None or current.start is None or current.number != message.round:
             return  # of a round that has been given up here
+        if self._places[source] != self._testimony.watch.neighbour(-1):
+            raise WireError("a chunk from another member than the one before this one")
         if current.exchange is None:
             current.early.append((source, parcel))
+            # A round has each chunk of its vectors twice at most, as a sum and as a mean.
+            sizes = [self.fragments[k].layout.sizes() for k in current.fragments]
+            most = 4 * 8 * sum(single + double for single, double in sizes) + _EARLY_BYTES
+            if sum(t.nbytes for _, each in current.early for t in each.tensors) > most:
+                raise WireError("more chunks than a round has")
         else:
             self._take_in(current, current.exchange, message, parcel)
 
@@ -237,8 +280,7 @@ class RingPlace:
             return
         current.snapshot = snapshot
         self._check(current)
-        if current.start is not None:
-            self._begin(current)
+        self._try_to_begin(current)
 
     def _check(self, current: _Round) -> None:
         """A cluster that has gone astray ends here, and does not lead the others astray."""
@@ -270,11 +312,10 @@ class RingPlace:
                 case Start():
                     assert self._round is not None
                     self._check_start(instruction, self._round)
-                    self._round.start = instruction
-                    if self._round.snapshot is not None:
-                        self._begin(self._round)
-                case Skip(number, reason):
-                    self._skip(number, reason)
+                    if self._is_fair(instruction):
+                        self._started(instruction, self._round)
+                case Skip():
+                    self._skip(instruction)
                 case Release(last, met):
                     self._wait_ends, self._says_waited = None, False
                     self._released(last, met=met)
@@ -296,6 +337,41 @@ class RingPlace:
         has_base = all(self.fragments[k].base_id for k in current.fragments)
         if start.changes and not has_base:
             raise WireError("a round of changes is begun, but there is nothing in common to change")
+
+    def _is_fair(self, start: Start) -> bool:
+        """Whether no member says that it has done more than it can have."""
+        assert self._round is not None
+        assert self._round.facts is not None
+        if start.weights[start.members.index(self._roll.me)] != self._round.facts.weight:
+            self._disagree("this member weighs other than it has said")
+            return False
+        place = too_many(start.weights, self._most_rows)
+        if place is None or start.members[place] == self._roll.me:
+            return True
+        self.lost(
+            self._members[start.members[place]].node,
+            f"it says that it has trained on {start.weights[place]:.6g} rows, and there are "
+            f"{self._most_rows} for a cluster in the whole run",
+            is_caught=True,
+        )
+        return False
+
+    def _started(self, start: Start, current: _Round) -> None:
+        weights = bounded(start.weights)
+        for member, says, counts in zip(start.members, start.weights, weights, strict=True):
+            if says > counts:
+                logger.info(
+                    "ring %d: %s says %g rows, of which %g count: a multiple of the others' median",
+                    *(self.id, self._members[member].node, says, counts),
+                )
+        current.start = replace(start, weights=weights)
+        self._testimony.begin(current.start)
+        self._try_to_begin(current)
+
+    def _try_to_begin(self, current: _Round) -> None:
+        ready = current.snapshot is not None and self._testimony.watch.of_next is not None
+        if current.start is not None and current.exchange is None and ready:
+            self._begin(current)
 
     def _released(self, last: bool, *, met: bool) -> None:
         if last:
@@ -323,7 +399,12 @@ class RingPlace:
             start.weights,
             self._roll.me,
             still=start.still,
+            last=start.last,
+            trains=self._roll.trains,
+            watch=self._testimony.watch,
         )
+        assert current.exchange.witness is not None
+        self._testimony.exchanges(current.exchange.witness)
         for message, payload in current.exchange.begin():
             self._pass_on(message, payload)
         early, current.early = current.early, []
@@ -347,6 +428,8 @@ class RingPlace:
                 parameters = Track(
                     vectors[k][:trained],
                     trained,
+                    name=f"parameters {number}.{k}",
+                    is_parameters=True,
                     base=None if fragment.base is None else fragment.base[k],
                     changes=start.changes,
                     residual=None if fragment.residual is None else fragment.residual[k],
@@ -354,10 +437,11 @@ class RingPlace:
                     codec=codec,
                 )
                 # The rest is small, and may hold infinities, which have no difference.
-                tracks += [parameters, Track(vectors[k][trained:])]
+                tracks += [parameters, Track(vectors[k][trained:], name=f"buffers {number}.{k}")]
         if start.moments:
-            moments = (vector for vectors in snapshot.moments for vector in vectors)
-            tracks += [Track(vector, vector.numel()) for vector in moments]
+            for number, moments in zip(fragments, snapshot.moments, strict=True):
+                for k, vector in enumerate(moments):
+                    tracks.append(Track(vector, vector.numel(), name=f"moments {number}.{k}"))
         return tracks
 
     def _pass_on(self, message: RingChunk, payload: Payload) -> None:
@@ -376,10 +460,23 @@ class RingPlace:
         assert start is not None
         assert snapshot is not None
         assert facts is not None
+        if not current.is_exchanged:
+            current.is_exchanged = True
+            self._testimony.exchanged()
+        verdict = self._testimony.verdict()
+        if verdict is None:
+            return
+        if verdict.reason:
+            self._caught(verdict, start)
+            return
         if not self._is_usable(snapshot, start):
             self._refuse(current, start, facts)
             return
         self._round = None
+        assert current.exchange.witness is not None
+        current.exchange.witness.applied()
+        self._testimony.end()
+        self._disagreements = 0
         parts = []
         for number, vectors in zip(current.fragments, snapshot.vectors, strict=True):
             fragment = self.fragments[number]
@@ -412,9 +509,46 @@ class RingPlace:
                 start.still,
                 facts.samples,
                 facts.updates,
+                current.exchange.share,
             )
         )
         self._do(self._roll.completed(self._clock()))
+
+    # ---- the members beside this one ----
+
+    def _testified(self, parcel: Parcel, words: Words, source: int) -> None:
+        current = self._round
+        if current is None:
+            return
+        if problem := self._testimony.heard(words, parcel.tensors, source):
+            self._disagree(problem)
+            return
+        self._try_to_begin(current)
+        self._look_whether_done(current)
+
+    def _disagree(self, reason: str) -> None:
+        """A member between here and there has lied, and it cannot be told which one. Where it does
+        so again and again this member goes."""
+        self._disagreements += 1
+        if self._disagreements < STRIKES:
+            self._do(self._roll.failed(reason, self._clock()))
+        else:
+            logger.warning("ring %d: this member leaves: %s, again and again", self.id, reason)
+            self._do(self._roll.leave(self._clock()))
+
+    def _caught(self, verdict: Verdict, start: Start) -> None:
+        watch = self._testimony.watch
+        if verdict.is_early:
+            self._do(self._roll.failed(verdict.reason, self._clock(), is_refused=True))
+            return
+        node = self._members[watch.neighbour(-1)].node
+        is_last = watch.strike(verdict)
+        said = f"in round {self._turn(start.round)} {verdict.reason}"
+        if is_last:
+            self.lost(node, said, is_caught=True)
+        else:
+            logger.warning("ring %d: %s: %s", self.id, node, said)
+            self._do(self._roll.failed(f"{node}: {said}", self._clock(), is_refused=True))
 
     def _is_usable(self, snapshot: Snapshot, start: Start) -> bool:
         """What has come of it; another member may have gone astray without noticing."""
@@ -424,7 +558,13 @@ class RingPlace:
             for vector, trained in zip(vectors, layout.trained(), strict=True)
         ]
         moments = [vector for vectors in snapshot.moments for vector in vectors]
-        return all(map(is_finite, parameters + (moments if start.moments else [])))
+        assert self._round is not None
+        spoilt = any(
+            bool((before.isfinite() & ~vector[trained:].isfinite()).any())
+            for (layout, vectors), rest in zip(self._parts(snapshot), self._round.rest, strict=True)
+            for vector, trained, before in zip(vectors, layout.trained(), rest, strict=True)
+        )
+        return not spoilt and all(map(is_finite, parameters + (moments if start.moments else [])))
 
     def _parts(self, snapshot: Snapshot) -> list[tuple[Layout, Vectors]]:
         current = self._round
@@ -467,8 +607,8 @@ class RingPlace:
             )
         )
 
-    def _skip(self, number: int, reason: str) -> None:
-        current = self._round
+    def _skip(self, skip: Skip) -> None:
+        current, number, reason = self._round, skip.round, skip.reason
         seen = current if current is not None and current.number == number else None
         began = seen is not None and seen.start is not None
         self._note(number, seen, "given up" if began else "skipped", self._clock(), reason)
@@ -476,10 +616,13 @@ class RingPlace:
             if current.exchange is not None:
                 for fragment in current.fragments:
                     self.fragments[fragment].failed()
+                if current.exchange.witness is not None:
+                    current.exchange.witness.failed()
+            self._testimony.end()
             self._round = None
         turn = self._turn(number)
         logger.warning("ring %d: round %d is skipped: %s", self.id, turn, reason)
-        self._around.skipped(self.id)
+        self._around.skipped(self.id, skip.is_refused)
 
 
 def _gone_astray(fault: str, updates: int) -> RunError:

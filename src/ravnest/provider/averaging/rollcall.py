@@ -57,6 +57,10 @@ _MOST_MISSED = 1 << 32
 """Rounds that somebody may have missed. Further on than that nobody can be, and whoever says so is
 not to use up the numbers."""
 _TOLD_IN_VAIN = 2
+_AT_ONCE = 5
+"""So often in a row a round that has come to nothing is made again at once."""
+_IN_VAIN = 100
+"""So often a round of all that stand still is made again before this member goes."""
 _State = Literal["idle", "snapshot", "called", "running", "settling", "over"]
 
 
@@ -104,6 +108,8 @@ class RollCall:
         self._complete = 0
         self._settled = 0
         self._missed = 0
+        self._failures = 0
+        """Rounds one after the other that have come to nothing."""
         self._was_last = False
         """The round that was complete here last was to be the last one."""
         self._was_still = False
@@ -120,6 +126,11 @@ class RollCall:
         return self.alive[0]
 
     @property
+    def trains(self) -> bool:
+        """Neither waits for others nor has finished."""
+        return self._stand == "trains"
+
+    @property
     def is_idle(self) -> bool:
         return self._state in ("idle", "over")
 
@@ -134,8 +145,8 @@ class RollCall:
 
     @property
     def neighbours(self) -> set[int]:
-        """With whom a link is needed."""
-        return {self._next, self._previous} - {self.me}
+        """With whom a link is needed; nobody, once there are no more rounds."""
+        return set() if self._state == "over" else self._beside
 
     # ---- events ----
 
@@ -246,20 +257,21 @@ class RollCall:
             case RingGone():
                 return self._given_up(message, now)
 
-    def lost(self, member: int, now: float) -> list[Instruction]:
+    def lost(self, member: int, now: float, *, is_caught: bool = False) -> list[Instruction]:
         """A member cannot be reached, or cannot be relied on."""
-        gone = RingGone(ring=self._ring, member=member, by=self.me, after=0)
+        gone = RingGone(ring=self._ring, member=member, by=self.me, after=0, is_caught=is_caught)
         return [] if self._state == "over" else self._given_up(gone, now)
 
     def _given_up(self, news: RingGone, now: float) -> list[Instruction]:
         ranks, before = self._ranks, self._ranks.gone
         if not (ranks.knows(news.member) and ranks.knows(news.by)):
             return []
-        if not ranks.gave_up(news.by, news.member):
+        if not ranks.gave_up(news.by, news.member, is_caught=news.is_caught):
             return []
         # Whoever is given up is told too: it may live, and is not to wait for the others.
         found = [*self._to_neighbours(news), *self._unless_me(news.member, news)]
-        if news.member == self.me and not news.is_late and ranks.gave_up(self.me, news.by):
+        contests = news.member == self.me and not (news.is_late or news.is_caught)
+        if contests and ranks.gave_up(self.me, news.by):
             # One of the two has to go; the others are to know that this one lives.
             reply = RingGone(ring=self._ring, member=news.by, by=self.me, after=0)
             found += [*self._to_neighbours(reply), *self._unless_me(news.by, reply)]
@@ -289,7 +301,7 @@ class RollCall:
         current = self._round
         if current is None or self._state != "running":
             return []
-        self._complete = current.call.round
+        self._complete, self._failures = current.call.round, 0
         self._was_last, self._was_still = current.call.last, current.call.still
         if not self._was_still:
             return self._settle(now)
@@ -305,11 +317,12 @@ class RollCall:
         if self._round is not None and self._state == "running":
             self._round.deadline = now + self._round_s
 
-    def failed(self, reason: str, now: float) -> list[Instruction]:
-        """The exchange of chunks came to nothing."""
+    def failed(self, reason: str, now: float, *, is_refused: bool = False) -> list[Instruction]:
+        """The exchange of chunks came to nothing; or what has come of it is refused."""
         if self._round is None:
             return []
-        return [*self._cancel(reason), *self._wish_again(now), *self._lead(now)]
+        off = self._cancel(reason, is_refused=is_refused)
+        return [*off, *self._wish_again(now), *self._lead(now)]
 
     def tick(self, now: float) -> list[Instruction]:
         """Time has passed."""
@@ -490,20 +503,30 @@ class RollCall:
             return []
         if cancel.reason == MISMATCH:  # which does not pass
             return [*self._cancel(MISMATCH), *self._end(MISMATCH, is_mismatch=True)]
-        return [*self._cancel(cancel.reason), *self._wish_again(now), *self._lead(now)]
+        off = self._cancel(cancel.reason, is_refused=cancel.is_refused)
+        return [*off, *self._wish_again(now), *self._lead(now)]
 
-    def _cancel(self, reason: str) -> list[Instruction]:
+    def _cancel(self, reason: str, *, is_refused: bool = False) -> list[Instruction]:
         assert self._round is not None
-        cancel = RingCancel(ring=self._ring, round=self._round.call.round, reason=reason)
-        return [*self._to_neighbours(cancel), *self._drop(reason)]
+        number = self._round.call.round
+        cancel = RingCancel(ring=self._ring, round=number, reason=reason, is_refused=is_refused)
+        return [*self._to_neighbours(cancel), *self._drop(reason, is_refused=is_refused)]
 
-    def _drop(self, reason: str) -> list[Instruction]:
+    def _drop(self, reason: str, *, is_refused: bool = False) -> list[Instruction]:
         assert self._round is not None
         number, was_due = self._round.call.round, self._round.was_due
         self._round, self._state = None, "idle"
-        self._due = self._due or was_due
+        self._failures += 1
+        # Those who want a round ask for it again when the next one is due: it would fail again.
+        is_refused = is_refused or self._failures > _AT_ONCE
+        self._due = (self._due or was_due) and not is_refused
+        if is_refused:
+            self._wishes.forget_due()
         self._missed = max(self._missed, number)
-        skip: list[Instruction] = [Skip(number, reason)]
+        skip: list[Instruction] = [Skip(number, reason, is_refused)]
+        if self._failures > _IN_VAIN and self._stand != "trains":
+            left = self._to_neighbours(self._goodbye())
+            return [*skip, *left, *self._end("no round has come about, again and again")]
         return [*skip, *self._end("nobody else is left")] if len(self.alive) == 1 else skip
 
     def _end(self, reason: str, *, is_mismatch: bool = False) -> list[Instruction]:
@@ -523,5 +546,9 @@ class RollCall:
     def _previous(self) -> int:
         return next(self._ranks.around(self.me, -1))
 
+    @property
+    def _beside(self) -> set[int]:
+        return {self._next, self._previous} - {self.me}
+
     def _to_neighbours(self, message: Message) -> list[Instruction]:
-        return [Send(member, message) for member in sorted(self.neighbours)]
+        return [Send(member, message) for member in sorted(self._beside)]

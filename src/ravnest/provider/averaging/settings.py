@@ -34,6 +34,9 @@ class Averaging:
     """A round that takes longer is given up."""
     wait_s: float = 86400.0
     """How long to stand still for other clusters, in blocking mode and before the last round."""
+    most_rows: int | None = None
+    """Rows that a cluster can have trained on in the whole run; one that says more is left out.
+    None: not known. The server knows, and says so to its workers."""
 
     def __post_init__(self) -> None:
         if self.mode not in ("background", "blocking"):
@@ -41,5 +44,6 @@ class Averaging:
         made_with(Nesterov, "outer", self.outer)
         positive("fragments", self.fragments)
         positive_number("most_mbps", self.most_mbps)
+        positive_number("most_rows", self.most_rows)
         for name in ("connect_s", "resume_s", "round_s", "wait_s"):
             seconds(name, getattr(self, name))

@@ -50,6 +50,12 @@ class Outcome:
     """The values themselves; otherwise what is applied is a difference."""
     samples: float
     updates: int
+    share: float = 0.0
+    """Of this member in it."""
+
+
+_SQUARES = frozenset({"exp_avg_sq", "max_exp_avg_sq", "square_avg", "sum", "exp_inf"})
+"""Parts of an optimizer's state that are never negative, as torch's own optimizers call them."""
 
 
 class Ears(Protocol):
@@ -272,10 +278,19 @@ class Share:
             for number, (layout, vectors) in zip(outcome.fragments, outcome.moments, strict=False):
                 present = self._moments(ring.layouts[number].names)
                 state = {name: present[name] for name in layout.names if name in present}
+                # A mean of squares is no less than this member's share of its own. Steps are
+                # divided by their root: what others say must not make them vanish.
+                least = {
+                    name: outcome.share * value
+                    for name, value in state.items()
+                    if name.rpartition("/")[2] in _SQUARES
+                }
                 if Layout.of(state) == layout and outcome.still:
                     layout.write(vectors, state)
                 elif Layout.of(state) == layout:
                     layout.shift(vectors, state)
+                for name, value in least.items():
+                    torch.maximum(state[name], value, out=state[name])
             for number, (_, vectors) in zip(outcome.fragments, outcome.parts, strict=True):
                 if not outcome.still:
                     ring.samples[number] = max(ring.samples[number], outcome.samples)
@@ -291,9 +306,13 @@ class Share:
         for call in deferred:
             call()
 
-    def skipped(self, ring: int) -> None:
-        """A round has come to nothing; ask again when the next update is made."""
-        self._rings[ring].asked = False
+    def skipped(self, ring: int, *, is_refused: bool = False) -> None:
+        """A round has come to nothing; ask again when the next update is made. One that was refused
+        is missed: with a few more updates it might be another one."""
+        known = self._rings[ring]
+        known.asked = False
+        if is_refused:
+            known.updates = self._updates
 
     def released(self, ring: int, *, last: bool) -> None:
         """A ring has nothing more to wait for."""

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch.autograd.graph import get_gradient_edge
 
+from ravnest.errors import no_values_in_errors
 from ravnest.provider.compute.replay import Replay, Replays
 from ravnest.provider.compute.versions import WeightVersions
 from ravnest.stage import structure
@@ -172,7 +173,10 @@ class StagePasses:
                 edges.append(roots[number].edge)
                 seeds.append(gradient.to(roots[number].device, roots[number].dtype))
         if edges:
-            with self.versions.collect_gradients(item.version):
+            with (
+                self.versions.collect_gradients(item.version),
+                no_values_in_errors("the backward pass of the stage failed", *seeds),
+            ):
                 torch.autograd.backward(edges, seeds)
         return {
             number: gradient.clone() if self.versions.holds(gradient) else gradient

@@ -13,6 +13,7 @@ from torch import nn
 from ravnest.errors import NodeError
 from ravnest.provider.compute.optimizers import OptimizerFactory
 from ravnest.provider.compute.versions import WeightVersions
+from ravnest.stage.zero_fill import without_zero_fill
 
 logger = logging.getLogger("ravnest")
 
@@ -137,7 +138,9 @@ class Updater:
         if self._settings.clip_value is not None:
             nn.utils.clip_grad_value_(self._owned, self._settings.clip_value)
         if self.optimizer is not None and self._are_usable(gradients):
-            self.optimizer.step()
+            # An optimizer of torch leaves nothing unwritten, and allocates more than the passes do.
+            with without_zero_fill():
+                self.optimizer.step()
         if then is not None:
             then()
         for parameter in self._owned:  # those of copies are under way to their owner, or will be

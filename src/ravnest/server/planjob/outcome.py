@@ -10,12 +10,17 @@ import msgspec
 from ravnest.api.jobs import JobSpec
 from ravnest.api.views import PlanView, RingView
 from ravnest.plan import ProviderSpec
-from ravnest.server.state.records import PlanFacts
+from ravnest.server.state.records import PlanFacts, Validation
 
 ORDER = "planjob.json"
 OUTCOME = "outcome.json"
 PLACES = "places.json"
 PARTS = "parts"
+MOST_LEFT_BYTES = 256 << 20
+"""Of each of these files: all that a job may be, some times over. A process that was taken over
+can leave others, which the server does not read."""
+FRESH = "result"
+"""What a fusion leaves in its folder."""
 MEMORY = "RAVNEST_PLANJOB_MEMORY"
 """Variable: how many bytes the process may have; 0 is no limit."""
 SPARE = "RAVNEST_PLANJOB_SPARE"
@@ -41,6 +46,8 @@ class PlanOrder(msgspec.Struct, frozen=True, kw_only=True):
     weights: str = ""
     """Fused weights (safetensors) to begin from; empty for those of the model."""
     epochs_done: int = 0
+    reserve_bytes: int = 0
+    """Of the disk, that a plan leaves for results."""
     cluster: int = 0
     results: str = ""
     """Folder with a folder of results for each provider."""
@@ -62,4 +69,6 @@ class PlanOutcome(msgspec.Struct, frozen=True, kw_only=True):
     view: PlanView | None = None
     rings: tuple[RingView, ...] = ()
     result_bytes: int = 0
+    validation: Validation | None = None
+    """Of a fusion. With an `error`: it was refused for that."""
     warnings: tuple[str, ...] = ()

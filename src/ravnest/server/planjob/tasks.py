@@ -6,9 +6,8 @@ from pathlib import Path
 
 import msgspec
 
-from ravnest.api.jobs import Legend, Named
+from ravnest.api.jobs import Named
 from ravnest.api.limits import NOT_UNDERSTOOD
-from ravnest.api.machine import provider_name
 from ravnest.api.views import PlanView, RingView
 from ravnest.data.legend import as_metadata
 from ravnest.errors import JobError
@@ -19,15 +18,16 @@ from ravnest.planning.planned import PlanRequest, plan_only, write_planned
 from ravnest.planning.report import render_report
 from ravnest.recipes.optimizers import optimizer_memory
 from ravnest.rundir import RunDir
-from ravnest.server.folders import FUSED_RUN, link_or_copy
+from ravnest.server.folders import HELD_OUT
 from ravnest.server.planjob.assigning import write_assignments
 from ravnest.server.planjob.fitting import check_inputs, check_losses
-from ravnest.server.planjob.outcome import ORDER, PARTS, SPARE, PlanOrder, PlanOutcome
+from ravnest.server.planjob.outcome import FRESH, ORDER, PARTS, SPARE, PlanOrder, PlanOutcome
+from ravnest.server.planjob.validating import validate
 from ravnest.server.room import SPARE_BYTES, leave_room
-from ravnest.server.state.records import PlanFacts, PlannedPart
+from ravnest.server.state.records import PlanFacts, PlannedPart, Validation
 from ravnest.stage.files import sha256_of
 from ravnest.stage.package import GRAPH, WEIGHTS
-from ravnest.whole import sync_files, sync_folder
+from ravnest.whole import sync_files
 
 NODE_DATA = "node_data"
 
@@ -67,14 +67,14 @@ def plan(order: PlanOrder, folder: Path) -> PlanOutcome:
         optimizer_factor=optimizer_memory(optimizer),
     )
     # Before the long part: there is no plan that takes less.
-    _leave_room(folder, _written_bytes(order, 1, folder))
+    _leave_room(folder, _written_bytes(order, 1, folder) + order.reserve_bytes)
     weights = Path(order.weights) if order.weights else None
     # How many rows a script takes at a time is not known.
     rows = spec.training.batch_size if spec.recipe is not None else None
     studied = study_package(Path(order.model), weights=weights, rows=rows)
     run = RunDir(folder / NODE_DATA)
     made = plan_only(studied, order.pool, request)
-    _leave_room(folder, _written_bytes(order, len(made.clusters), folder))
+    _leave_room(folder, _written_bytes(order, len(made.clusters), folder) + order.reserve_bytes)
     try:
         made, _ = write_planned(made, studied, request, run)
         write_assignments(order, made, run, folder)
@@ -157,15 +157,11 @@ def _rings(made: Plan) -> tuple[RingView, ...]:
 
 
 def fuse(order: PlanOrder, folder: Path) -> PlanOutcome:
-    """What the providers of a cluster have brought back, as one model; put in place whole."""
-    run = RunDir(order.model)
-    for results in sorted(Path(order.results).iterdir()):
-        for package in run.root.glob(f"cluster_*/{provider_name(int(results.name))}:1"):
-            for file in results.iterdir():
-                link_or_copy(file, package / file.name)
-    output, fresh = Path(order.output), folder / "result"
-    shutil.rmtree(fresh, ignore_errors=True)
-    legend = as_metadata(_legend(run.root.parent / ORDER))
+    """What the providers of a cluster have brought back, as one model, and how good it is. The
+    server puts it in place."""
+    run, fresh = RunDir(order.model), folder / FRESH
+    planned = _planned(run.root.parent / ORDER)
+    legend = as_metadata(planned.spec.legend if planned.spec is not None else None)
     try:
         fuse_cluster(
             *(run.root, order.cluster, fresh, legend),
@@ -173,27 +169,29 @@ def fuse(order: PlanOrder, folder: Path) -> PlanOutcome:
         )
         for name in (SAFETENSORS, STATE_DICT):
             (fresh / f"{name}.sha256").write_text(sha256_of(fresh / name))
-        (fresh / FUSED_RUN).write_text(str(order.run))
+        validation = _validated(planned, run.root.parent, fresh, Path(order.output))
     except BaseException:
         shutil.rmtree(fresh, ignore_errors=True)
         raise
-    size = (fresh / SAFETENSORS).stat().st_size
-    # The server records that the job has a result as soon as this has ended.
-    sync_files(fresh)
-    retired = folder / "retired"
-    shutil.rmtree(retired, ignore_errors=True)
-    if output.exists():
-        output.rename(retired)
-    fresh.rename(output)
-    sync_folder(output.parent)
-    shutil.rmtree(retired, ignore_errors=True)
-    return PlanOutcome(result_bytes=size)
+    return PlanOutcome(validation=validation)
 
 
-def _legend(planned: Path) -> Legend | None:
-    """As it was handed in: the order by which this run was planned holds the whole job."""
+def _planned(path: Path) -> PlanOrder:
+    """The order by which this run was planned, which holds the whole job."""
     try:
-        spec = msgspec.json.decode(planned.read_bytes(), type=PlanOrder).spec
+        return msgspec.json.decode(path.read_bytes(), type=PlanOrder)
     except (OSError, *NOT_UNDERSTOOD):
-        return None  # weights are worth more than their legend
-    return None if spec is None else spec.legend
+        return PlanOrder(task="plan")  # weights are worth more than their legend
+
+
+def _validated(planned: PlanOrder, run: Path, fresh: Path, output: Path) -> Validation:
+    if not planned.model:
+        return Validation(note="it is not known any more what was planned")
+    last = output / SAFETENSORS
+    return validate(
+        planned.spec,
+        Path(planned.model),
+        run / HELD_OUT,
+        fresh / SAFETENSORS,
+        last if last.is_file() else None,
+    )

@@ -14,7 +14,6 @@ from ravnest.server.service.api import operators, providers, public, requesters,
 from ravnest.server.service.calls import Endpoint
 from ravnest.server.service.problems import Refusal
 from ravnest.server.service.service import Service
-from ravnest.server.service.static import Pages
 
 
 def table(service: Service) -> list[Endpoint]:
@@ -25,7 +24,7 @@ def table(service: Service) -> list[Endpoint]:
         return describe(endpoints, service.version)
 
     endpoints = [
-        *public.endpoints(service, Pages()),
+        *public.endpoints(service),
         *providers.endpoints(service),
         *requesters.endpoints(service),
         *viewers.endpoints(service, document),

@@ -21,10 +21,9 @@ from ravnest.api.requests import Code
 from ravnest.errors import RavnestError, ServerError
 from ravnest.server.access import ONLOOKER, Caller, Right
 from ravnest.server.service.gate import Gate
-from ravnest.server.service.holding import Holding, Share
-from ravnest.server.service.outgoing import PIECE_BYTES, Outgoing
-from ravnest.server.service.patience import Patience, in_time
 from ravnest.server.service.problems import Refusal
+from ravnest.server.service.ratelimit import Lease, MemoryBudget, UploadSpeed
+from ravnest.server.service.responses import PIECE_BYTES, LargeResponse, written
 from ravnest.server.service.saying import Saying
 
 logger = logging.getLogger("ravnest.server")
@@ -33,7 +32,6 @@ BODY_BYTES = 1 << 20
 _Body = TypeVar("_Body")
 Method = Literal["GET", "PUT", "POST", "DELETE", "HEAD"]
 ALWAYS = {"X-Content-Type-Options": "nosniff", "Referrer-Policy": "no-referrer"}
-_encoder = msgspec.json.Encoder()
 
 
 @dataclass(frozen=True)
@@ -41,9 +39,8 @@ class Call:
     request: Request
     caller: Caller
     gate: Gate
-    patience: Patience
-    share: Share
-    """Of the memory for bodies."""
+    upload_speed: UploadSpeed
+    lease: Lease
 
     def is_still_allowed(self, right: Right) -> bool:
         """Whether this caller would be let in again: tokens end, and are revoked."""
@@ -76,7 +73,7 @@ class Call:
 
     def stream(self) -> AsyncIterator[bytes]:
         """The body as it comes, as long as it gets on."""
-        return in_time(self.request.stream(), self.patience)
+        return self.upload_speed.enforce(self.request.stream())
 
     async def content(self, most: int) -> bytearray:
         content = bytearray()
@@ -84,7 +81,7 @@ class Call:
             content += piece
             if len(content) > most:
                 raise Refusal("too_large", f"the body is larger than the {most} bytes allowed")
-            self.share.hold(len(content))
+            self.lease.resize(len(content))
         return content
 
     async def body(self, kind: type[_Body], most: int = BODY_BYTES) -> _Body:
@@ -132,16 +129,19 @@ def whose(caller: Caller, connection: HTTPConnection) -> str:
     return address_of(connection) if caller is ONLOOKER else caller.key
 
 
+def _not_counted(caller: str | None) -> None:
+    """Without `ConnectionLimits` in front."""
+
+
 class Desk:
     """Takes requests to their handlers."""
 
     def __init__(
-        self, gate: Gate, count: Callable[[str, str], None], patience: Patience | None = None
+        self, gate: Gate, count: Callable[[str, str], None], upload_speed: UploadSpeed | None = None
     ) -> None:
         self.gate = gate
-        self._patience = patience or Patience()
-        self.holding = Holding()
-        self.outgoing = Holding()
+        self._upload_speed = upload_speed or UploadSpeed()
+        self.memory = MemoryBudget()
         self._saying = Saying(logger.warning)
         self._count = count
         """Route and outcome, for the metrics."""
@@ -150,8 +150,10 @@ class Desk:
         """Whoever this is, if they may; a `Refusal` otherwise."""
         address = address_of(connection)
         caller = self.gate.caller(connection.headers, address)
+        known = None if caller is None or caller is ONLOOKER else caller.key
+        connection.scope.get("count_for", _not_counted)(known)
         if right is None:
-            self.gate.limit("stranger", address)
+            self.gate.limit_stranger(address)
             return caller or ONLOOKER
         caller = self.gate.allow(caller, right, address)
         self.gate.limit(limit, whose(caller, connection))
@@ -162,13 +164,12 @@ class Desk:
             goes: ASGIApp | None = None
             try:
                 caller = self.admit(request, route.right, route.limit)
-                with self.holding.share(caller.key) as share:
-                    call = Call(request, caller, self.gate, self._patience, share)
+                with Lease(self.memory, whose(caller, request)) as lease:
+                    call = Call(request, caller, self.gate, self._upload_speed, lease)
                     response = written(await route.handler(call))
                 if len(getattr(response, "body", b"")) > PIECE_BYTES:
-                    share = self.outgoing.share(whose(caller, request))
-                    share.hold(len(response.body))
-                    goes = Outgoing(response, share)
+                    lease.resize(len(response.body))
+                    goes = LargeResponse(response, lease)
             except Exception as error:
                 response = self.refuse(request, route.path, error)
             else:
@@ -221,13 +222,3 @@ class _Number(Convertor[int]):
 
 
 register_url_convertor("number", _Number())
-
-
-def written(answer: Any) -> Response:
-    if isinstance(answer, Response):
-        return answer
-    if answer is None:
-        return Response(status_code=204)
-    if isinstance(answer, str):
-        return Response(answer, media_type="text/plain; charset=utf-8")
-    return Response(_encoder.encode(answer), media_type="application/json")

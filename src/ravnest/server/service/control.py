@@ -15,6 +15,7 @@ from ravnest.api.control import (
     Reported,
     agent_decoder,
 )
+from ravnest.api.dialling import Ip, bare_ip
 from ravnest.api.limits import NOT_UNDERSTOOD
 from ravnest.api.machine import provider_name
 from ravnest.server.service.calls import Desk, address_of
@@ -26,6 +27,7 @@ from ravnest.server.state.events import Connected, Disconnected, Heard
 FIRST_WORD_S = 20.0
 MESSAGE_BYTES = 2 << 20
 _GOODBYE_S = 5.0
+_OF_PROXIES = ("forwarded", "via", "x-forwarded-for", "x-real-ip")
 
 
 class ControlChannel:
@@ -82,10 +84,17 @@ class ControlChannel:
             )
         return message
 
+    def _source(self, socket: WebSocket) -> Ip | None:
+        """Nothing behind a proxy: what comes from its address comes from anywhere. Whether there is
+        one its operator says (`--behind-proxy`), or the proxy itself by its headers."""
+        headers = socket.headers
+        proxied = not self._desk.gate.per_address or any(name in headers for name in _OF_PROXIES)
+        return None if proxied else bare_ip(address_of(socket))
+
     async def _talk(self, socket: WebSocket, provider: int, hello: Hello) -> None:
         connection = Connection(provider, address_of(socket))
         self._connections.take(connection)
-        self._core.happen(Connected(provider=provider, hello=hello))
+        self._core.happen(Connected(provider=provider, hello=hello, source=self._source(socket)))
         sending = asyncio.create_task(_send_all(socket, connection))
         hearing = asyncio.create_task(self._hear_all(socket, connection))
         try:

@@ -2,18 +2,19 @@
 
 import asyncio
 import logging
-import shutil
 from collections.abc import Coroutine
+from pathlib import Path
 from typing import Any
 
 from ravnest.api.jobs import JobSpec
 from ravnest.errors import JobError
-from ravnest.server.folders import FUSED, Folders
+from ravnest.server.folders import FUSED, Folders, blob_key, owner_key
 from ravnest.server.planjob.outcome import PlanOrder, PlanOutcome
-from ravnest.server.room import is_for_lack_of_room
+from ravnest.server.room import SPARE_BYTES, is_for_lack_of_room
 from ravnest.server.service.connections import Connections
 from ravnest.server.service.core import Core
 from ravnest.server.service.files import Files
+from ravnest.server.service.partitions import cut_to_partitions, link_held_out
 from ravnest.server.service.runfiles import RunFiles
 from ravnest.server.service.specs import read_spec
 from ravnest.server.service.work import Workshop
@@ -29,6 +30,7 @@ from ravnest.server.state.effects import (
 )
 from ravnest.server.state.events import Fused, FusingFailed, NotHanded, PlanFailed, PlanMade
 from ravnest.server.state.records import Part
+from ravnest.whole import remove_whole
 
 logger = logging.getLogger("ravnest.server")
 
@@ -145,6 +147,10 @@ class Errands:
             await self._files.off_loop(self._files.count_job, order.job)
         fused = self._folders.result(order.job) / FUSED["safetensors"]
         world = self._core.world
+        job = world.jobs.get(order.job)  # None: it was deleted meanwhile, and is not wanted
+        owner = "" if job is None else owner_key(job.owner_role, job.owner_name)
+        if job is not None and job.owner_role != "operator":
+            self._files.must_be_within_share(owner)
         task = PlanOrder(
             task="plan",
             spec=spec,
@@ -155,15 +161,37 @@ class Errands:
             names={provider.id: world.called(provider.id) for provider in order.pool},
             weights=str(fused) if order.fused_run else "",
             epochs_done=order.epochs_done,
+            reserve_bytes=self._files.quota.reserve_bytes,
         )
 
         async def done(outcome: PlanOutcome) -> None:
+            if not outcome.error:
+                outcome = await self._files.off_loop(self._divided, task, folder, owner, outcome)
             self._planned(order, outcome)
             await self._files.off_loop(self._files.count_job, order.job)
 
         # It may have been dropped, or the job deleted, while its files were seen to.
         if self._is_wanted(order):
             self._workshop.start(f"plan {order.job}", folder, task, done)
+
+    def _divided(
+        self, task: PlanOrder, folder: Path, owner: str, outcome: PlanOutcome
+    ) -> PlanOutcome:
+        """The plan, once each provider's files hold the rows of its own cluster alone."""
+
+        def blob(sha256: str) -> Path:
+            return self._folders.blob(blob_key(owner, sha256))
+
+        try:
+            cut_to_partitions(folder, blob, SPARE_BYTES + self._files.quota.reserve_bytes)
+            assert task.spec is not None
+            link_held_out(folder, task.spec, blob)
+        except JobError as error:
+            return PlanOutcome(error=str(error))
+        except OSError as error:
+            full = is_for_lack_of_room(error)
+            return PlanOutcome(error=f"rows cannot be divided: {error}", crashed=True, full=full)
+        return outcome
 
     def _is_wanted(self, order: MakePlan) -> bool:
         world = self._core.world
@@ -223,12 +251,19 @@ class Errands:
                         reason=outcome.error,
                         crashed=outcome.crashed,
                         full=outcome.full,
+                        refused=outcome.validation is not None,
                     )
                 )
             else:
-                size = outcome.result_bytes
                 # Nothing is removed before it is on record that something newer is there.
-                await self._core.happen(Fused(job=order.job, run=order.run, bytes=size))
+                await self._core.happen(
+                    Fused(
+                        job=order.job,
+                        run=order.run,
+                        bytes=outcome.result_bytes,
+                        validation=outcome.validation,
+                    )
+                )
                 await self._files.off_loop(self._folders.remove_runs_before, order.job, order.run)
             await self._files.off_loop(self._files.count_job, order.job)
 
@@ -246,5 +281,5 @@ class Errands:
         # Whatever still works in the folder would make it anew.
         await self._workshop.ended(f"plan {job}", f"fuse {job}")
         folder = self._folders.job(job)
-        await self._files.off_loop(lambda: shutil.rmtree(folder, ignore_errors=True))
+        await self._files.off_loop(remove_whole, folder)
         await self._files.off_loop(self._files.count_job, job)

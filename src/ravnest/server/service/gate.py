@@ -1,31 +1,21 @@
-"""At the door: who calls, from where, and whether that is too often.
+"""Authentication and authorisation of a call, and its rate limits.
 
-A caller without a token may look, if the server is told so: from this machine (`local`), from
-anywhere (`open`), or not at all (`token`). Looking from this machine means through the name of this
-machine as well: a page in a browser that makes its own name point here is turned away.
+A caller without a token may look if the server is started with `--dashboard open`, else nothing. No
+address and no header stands for a token: a proxy in front has the address of this machine.
 """
 
-import ipaddress
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from typing import Literal
 
 from ravnest.errors import TokenError
 from ravnest.server.access import ONLOOKER, Access, Caller, Right
-from ravnest.server.service.limits import RATES, Buckets
 from ravnest.server.service.problems import Refusal
+from ravnest.server.service.ratelimit import RATES, Buckets
 
 Dashboard = Literal["local", "open", "token"]
-
-_OF_PROXIES = (
-    "forwarded",
-    "via",
-    "x-forwarded-for",
-    "x-forwarded-host",
-    "x-forwarded-proto",
-    "x-real-ip",
-)
-"""Headers that tell that somebody else asks through a program on this machine."""
+"""`open` lets everybody look without a token. `local` and `token` are the same to the server:
+people look with `ravnest dashboard`, which has a token."""
 
 _WITH_LITTLE = ("stranger", "call")
 """Requests with at most a small body: whoever makes too many of them loses the connection, or could
@@ -49,13 +39,13 @@ class Gate:
         self,
         access: Access,
         *,
-        names: Iterable[str],
-        dashboard: Dashboard = "local",
+        open_dashboard: bool = False,
+        per_address: bool = True,
         clock: Callable[[], float] = time.time,
     ) -> None:
         self.access = access
-        self._names = {name.lower() for name in names}
-        self._dashboard = dashboard
+        self._open_dashboard = open_dashboard
+        self.per_address = per_address
         self._clock = clock
         self._buckets = Buckets(RATES)
 
@@ -63,7 +53,7 @@ class Gate:
         """Who this is, None for a stranger; a `Refusal` if what they show is not accepted."""
         kind, _, bearer = headers.get("authorization", "").partition(" ")
         if not kind:
-            return ONLOOKER if self._may_look(headers, address) else None
+            return ONLOOKER if self._open_dashboard else None
         try:
             if kind.lower() != "bearer":
                 raise TokenError("the Authorization header must be: Bearer TOKEN")
@@ -72,25 +62,9 @@ class Gate:
             self._count_wrong(address)
             raise Refusal("unauthorized", str(error)) from None
 
-    def _may_look(self, headers: Mapping[str, str], address: str) -> bool:
-        if self._dashboard == "open":
-            return True
-        if self._dashboard == "token" or any(name in headers for name in _OF_PROXIES):
-            return False
-        return _is_loopback(address) and self._is_our_name(headers.get("host", ""))
-
-    def _is_our_name(self, host: str) -> bool:
-        name = host.rpartition(":")[0] if host.rpartition(":")[2].isdigit() else host
-        name = name.strip("[]").lower()
-        try:
-            ipaddress.ip_address(name)
-        except ValueError:
-            return name in self._names
-        return True
-
     def _count_wrong(self, address: str) -> None:
         # A good token is taken all the same: others may share the address.
-        if not self._buckets.take("wrong", address, self._clock()):
+        if self.per_address and not self._buckets.take("wrong", address, self._clock()):
             raise Refusal(
                 "limited",
                 "too many refused requests from this address; wait a minute",
@@ -99,12 +73,16 @@ class Gate:
 
     def allow(self, caller: Caller | None, right: Right, address: str) -> Caller:
         if caller is None:
-            self.limit("stranger", address)
+            self.limit_stranger(address)
             raise Refusal("unauthorized", "a token is needed for this (Authorization: Bearer …)")
         if not caller.may(right):
             self._count_wrong(address)
             raise Refusal("forbidden", f"{_shown(caller)}; {_TAKES[right]}")
         return caller
+
+    def limit_stranger(self, address: str) -> None:
+        if self.per_address:
+            self.limit("stranger", address)
 
     def limit(self, kind: str, key: str, tokens: float = 1.0) -> None:
         if not self._buckets.take(kind, key, self._clock(), tokens):
@@ -120,10 +98,3 @@ def _shown(caller: Caller) -> str:
         "provider": "this is a provider token, which only enrols machines",
     }
     return kinds.get(caller.kind, f"this is a {caller.kind} token")
-
-
-def _is_loopback(address: str) -> bool:
-    try:
-        return ipaddress.ip_address(address).is_loopback
-    except ValueError:
-        return False

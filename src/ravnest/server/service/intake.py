@@ -7,7 +7,6 @@ sent again, by a requester whose line broke, waits for what becomes of the first
 import asyncio
 import contextlib
 import secrets
-import shutil
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
@@ -15,10 +14,11 @@ from pathlib import Path
 from ravnest.api.jobs import JobSpec
 from ravnest.api.limits import FileRef
 from ravnest.api.requests import SUBMISSION_KEY
+from ravnest.api.views import ENDED_JOBS
 from ravnest.errors import JobError
 from ravnest.server.access import Caller
 from ravnest.server.changes import Put
-from ravnest.server.folders import Folders, link_or_copy
+from ravnest.server.folders import Folders, blob_key, link_or_copy, owner_key
 from ravnest.server.planjob.outcome import PlanOrder, PlanOutcome
 from ravnest.server.service.core import Core
 from ravnest.server.service.files import Files
@@ -29,8 +29,10 @@ from ravnest.server.service.work import Workshop
 from ravnest.server.state.events import Submitted
 from ravnest.server.state.records import Job
 from ravnest.server.state.words import counted
-from ravnest.whole import make_folder, sync_files
+from ravnest.whole import make_folder, remove_whole, sync_files
 
+_PARTS = 4
+"""No owner has more of all jobs that the server keeps than one in so many."""
 _NAMED = 50
 """Of files that are missing."""
 MOST_AT_ONCE = 8
@@ -48,6 +50,7 @@ class Intake:
         workshop: Workshop,
         *,
         most_jobs: int,
+        owner_jobs: int,
     ) -> None:
         self._core = core
         self._folders = folders
@@ -55,8 +58,9 @@ class Intake:
         self._keeping = keeping
         self._workshop = workshop
         self._most_jobs = most_jobs
-        self._coming: set[str] = set()
-        """Ids of jobs that are being looked at."""
+        self._owner_jobs = owner_jobs
+        self._coming: dict[str, tuple[str, str]] = {}
+        """Ids of jobs that are being looked at, and role and name of their owner."""
         self._repeatable: dict[tuple[str, str], tuple[str, asyncio.Future[str]]] = {}
         """Token and key of a submission under way → its digest, and the job that comes of it."""
         self._at_once: Counter[str] = Counter()
@@ -144,17 +148,21 @@ class Intake:
         world = self._core.world
         if len(world.jobs.keys() | self._coming) >= self._most_jobs:
             raise Refusal("conflict", "the server has as many jobs as it can; delete some")
+        self.must_have_place(caller.kind, caller.name, is_new=True)
         id = self._new_id()
         folder = self._folders.job(id)
-        self._coming.add(id)
+        self._coming[id] = caller.kind, caller.name
+        owner = owner_key(caller.kind, caller.name)
         try:
-            hashes = await self._files.off_loop(lambda: set(spec.files()))
+            hashes = await self._files.off_loop(
+                lambda: {blob_key(owner, sha256) for sha256 in spec.files()}
+            )
             with self._keeping.pinned(hashes):
-                await self._keeping.look(lambda: self._look_for_files(spec))
-                await self._files.off_loop(self._place_model, spec, folder)
+                await self._keeping.look(lambda: self._look_for_files(spec, owner))
+                await self._files.off_loop(self._place_model, spec, owner, folder)
                 await self._check_model(spec, folder, caller.name)
                 # Whatever may have happened to the disk in the meantime.
-                await self._files.off_loop(self._look_for_files, spec)
+                await self._files.off_loop(self._look_for_files, spec, owner)
                 assert caller.token is not None
                 who = caller.token, caller.name, caller.kind
                 job, *kept = await self._files.off_loop(_records, id, spec, hashes, *who)
@@ -164,11 +172,33 @@ class Intake:
                 await self._core.happen(Submitted(job=job), kept)
         except BaseException:
             if id not in world.jobs and not self._closed:  # else the next start does it
-                await self._files.off_loop(lambda: shutil.rmtree(folder, ignore_errors=True))
+                await self._files.off_loop(remove_whole, folder)
             raise
         finally:
-            self._coming.discard(id)
+            del self._coming[id]
         return id
+
+    def must_have_place(self, role: str, name: str, *, is_new: bool = False) -> None:
+        """A `Refusal` if this owner may have no further job that has not ended. Operators
+        have no limit."""
+        if role == "operator":
+            return
+        jobs = self._core.world.jobs.values()
+        own = [job for job in jobs if (job.owner_role, job.owner_name) == (role, name)]
+        coming = list(self._coming.values()).count((role, name))
+        open_jobs = sum(job.state not in ENDED_JOBS for job in own) + coming
+        if open_jobs >= self._owner_jobs:
+            raise Refusal(
+                "conflict",
+                f"{name} has {open_jobs} jobs that have not ended, and one owner may have "
+                f"{self._owner_jobs} (ravnest server --owner-jobs); wait for one, or stop one",
+            )
+        if is_new and len(own) + coming >= max(self._owner_jobs, self._most_jobs // _PARTS):
+            raise Refusal(
+                "conflict",
+                f"{name} has {len(own) + coming} of the {self._most_jobs} jobs that the server "
+                "keeps; delete some that have ended (ravnest job delete)",
+            )
 
     def _new_id(self) -> str:
         taken = self._core.world.jobs.keys() | self._coming
@@ -176,12 +206,12 @@ class Intake:
             pass
         return id
 
-    def _look_for_files(self, spec: JobSpec) -> None:
-        """A `Refusal` with those that were not uploaded, or are of another size."""
+    def _look_for_files(self, spec: JobSpec, owner: str) -> None:
+        """A `Refusal` with those that this owner has not uploaded, or are of another size."""
         missing: list[FileRef] = []
         wrong: list[FileRef] = []
         for file in spec.files().values():
-            size = self._files.size(file.sha256)
+            size = self._files.size(blob_key(owner, file.sha256))
             if size is None:
                 missing.append(file)
             elif size != file.size:
@@ -189,11 +219,11 @@ class Intake:
         if missing or wrong:
             raise Refusal("conflict", _missing_text(missing, wrong))
 
-    def _place_model(self, spec: JobSpec, folder: Path) -> None:
+    def _place_model(self, spec: JobSpec, owner: str, folder: Path) -> None:
         model = folder / "model"
         make_folder(model)
         for file in spec.model:
-            link_or_copy(self._folders.blob(file.sha256), model / file.path)
+            link_or_copy(self._folders.blob(blob_key(owner, file.sha256)), model / file.path)
         sync_files(model)
 
     async def _check_model(self, spec: JobSpec, folder: Path, owner: str) -> None:
@@ -202,7 +232,7 @@ class Intake:
         check = folder / "check"
         outcome = await self._checked(check, order)
         # It holds the whole job once more.
-        await self._files.off_loop(lambda: shutil.rmtree(check, ignore_errors=True))
+        await self._files.off_loop(remove_whole, check)
         if outcome.full:
             raise Refusal("full", outcome.error)
         if outcome.error:

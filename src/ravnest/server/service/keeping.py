@@ -8,13 +8,15 @@ import asyncio
 import contextlib
 import logging
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import TypeVar
 
 from ravnest.server.changes import Put
+from ravnest.server.folders import blob_key, owner_key
 from ravnest.server.service.core import Core
 from ravnest.server.service.files import Files
 from ravnest.server.service.specs import HASHES, hashes_in, hashes_needed, noted, without_hashes
+from ravnest.server.state.records import Job
 from ravnest.server.store import Store
 
 logger = logging.getLogger("ravnest.server")
@@ -69,8 +71,10 @@ class Keeping:
         return before | await self._core.read(hashes_needed) | set(self._pins)
 
 
-def note_hashes(store: Store, jobs: Iterable[str]) -> None:
+def note_hashes(store: Store, jobs: Mapping[str, Job]) -> None:
     """Of jobs that a release has stored which did not keep them apart. Waits for the disk."""
-    for job in store.ask(lambda db: without_hashes(db, jobs)).result():
-        spec = store.ask(lambda db, job=job: db.record("spec", job)).result()  # type: ignore[misc]
-        store.write([Put(HASHES, job, noted(hashes_in(spec or b"")))]).result()
+    for id in store.ask(lambda db: without_hashes(db, jobs)).result():
+        spec = store.ask(lambda db, id=id: db.record("spec", id)).result()  # type: ignore[misc]
+        owner = owner_key(jobs[id].owner_role, jobs[id].owner_name)
+        keys = {blob_key(owner, sha256) for sha256 in hashes_in(spec or b"")}
+        store.write([Put(HASHES, id, noted(keys))]).result()

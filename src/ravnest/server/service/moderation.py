@@ -10,8 +10,8 @@ from dataclasses import dataclass
 import msgspec
 
 from ravnest.api.work import WorkReport
-from ravnest.server.service.limits import Buckets, Rate
 from ravnest.server.service.live import LiveRun
+from ravnest.server.service.ratelimit import Buckets, Rate
 from ravnest.server.state.words import counted
 
 RATES = {"points": Rate(500, 10_000), "notes": Rate(100, 20_000)}

@@ -1,6 +1,6 @@
 """The highest number that a provider was ever given, also if the records do not know it any more.
 
-A certificate says `provider-7`, and is good for years: after an old backup of the records another
+A certificate says `provider-7`, and is good for months: after an old backup of the records another
 machine must not become number 7. So the number is beside them too, in the server's folder.
 """
 

@@ -18,6 +18,8 @@ STATUS: dict[Code, int] = {
     "full": 507,
     "ending": 503,
 }
+_MOST_CHARACTERS = 4000
+"""That a `Problem` may have."""
 _LATER = {"Retry-After": "4"}
 
 _HEADERS: dict[Code, dict[str, str]] = {
@@ -33,9 +35,10 @@ class Refusal(Exception):  # noqa: N818  it is an answer, not a mistake of ours
     """Raised anywhere in a request; it becomes the answer."""
 
     def __init__(self, code: Code, error: str, *, ends: bool = False) -> None:
-        super().__init__(error)
+        # Callers have a hand in it (a name in a body of 64 MB), and it is logged too.
+        self.error = error[:_MOST_CHARACTERS]
+        super().__init__(self.error)
         self.code = code
-        self.error = error
         self.ends = ends
         """Nothing else is taken from this connection."""
 
@@ -44,6 +47,6 @@ class Refusal(Exception):  # noqa: N818  it is an answer, not a mistake of ours
         return STATUS[self.code]
 
     def response(self) -> Response:
-        body = msgspec.json.encode(Problem(error=self.error[:4000], code=self.code))
+        body = msgspec.json.encode(Problem(error=self.error, code=self.code))
         headers = _HEADERS.get(self.code, {}) | ({"Connection": "close"} if self.ends else {})
         return Response(body, self.status, headers, "application/json")

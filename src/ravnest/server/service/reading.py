@@ -9,7 +9,7 @@ from ravnest.api.limits import NOT_UNDERSTOOD
 from ravnest.errors import ServerError
 from ravnest.server.access import TokenRecord
 from ravnest.server.service.views import Progress
-from ravnest.server.state.records import Job, Part, Provider, Run
+from ravnest.server.state.records import Job, Killer, Part, Provider, Run
 from ravnest.server.store import Store
 
 logger = logging.getLogger("ravnest.server")
@@ -22,6 +22,7 @@ _NEEDED: dict[str, type[msgspec.Struct]] = {
     "run": Run,
     "part": Part,
     "token": TokenRecord,
+    "killer": Killer,
 }
 _SHOWN: dict[str, type[msgspec.Struct]] = {"progress": Progress}
 """What nothing follows from."""

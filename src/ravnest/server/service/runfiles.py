@@ -12,12 +12,20 @@ import msgspec
 from ravnest.api.control import Assign
 from ravnest.api.limits import NOT_UNDERSTOOD, FileRef
 from ravnest.api.work import Assignment
-from ravnest.server.folders import Folders
-from ravnest.server.planjob.outcome import OUTCOME, PARTS, PLACES, PlanOutcome
+from ravnest.server.folders import Folders, blob_key, owner_key
+from ravnest.server.planjob.outcome import (
+    MOST_LEFT_BYTES,
+    OUTCOME,
+    PARTS,
+    PLACES,
+    PlanOutcome,
+)
 from ravnest.server.service.files import Files, hash_of
 from ravnest.server.service.problems import Refusal
+from ravnest.server.state.introducing import addresses_for
 from ravnest.server.state.records import Part
 from ravnest.server.state.world import World
+from ravnest.whole import read_at_most
 
 _RESULT = re.compile(r"trained\.json|trained-[0-9a-f]{16}\.safetensors")
 _KNOWN = 512
@@ -47,7 +55,8 @@ class RunFiles:
         """Of the planning of a run, if it is there. Small, and read once."""
         if (job, run) not in self._outcomes:
             try:
-                content = (self._folders.run(job, run) / OUTCOME).read_bytes()
+                path = self._folders.run(job, run) / OUTCOME
+                content = read_at_most(path, MOST_LEFT_BYTES)
                 found = msgspec.json.decode(content, type=PlanOutcome)
             except (OSError, *NOT_UNDERSTOOD):
                 return None
@@ -73,17 +82,18 @@ class RunFiles:
     def _assignment(self, part: Part) -> Assignment:
         """As it was planned."""
         path = self._folders.run(part.job, part.run) / PARTS / f"{part.provider}.json"
-        return msgspec.json.decode(path.read_bytes(), type=Assignment)
+        return msgspec.json.decode(read_at_most(path, MOST_LEFT_BYTES), type=Assignment)
 
     async def written_assignment(self, part: Part) -> str:
         """The message as it is sent, with the addresses at which its neighbours may be reached now.
         Agents that come back again and again get the same text."""
         known = self._written.get(part.id)
-        if known is not None and all(self._addresses(n) == known[0][n] for n in known[0]):
+        me = part.provider
+        if known is not None and all(self._addresses(me, n) == known[0][n] for n in known[0]):
             self._written.move_to_end(part.id)
             return known[1]
         planned = await self._files.off_loop(self._assignment, part)
-        addresses = {n.provider: self._addresses(n.provider) for n in planned.neighbours}
+        addresses = {n.provider: self._addresses(me, n.provider) for n in planned.neighbours}
         neighbours = tuple(
             msgspec.structs.replace(neighbour, addresses=addresses[neighbour.provider])
             for neighbour in planned.neighbours
@@ -96,9 +106,8 @@ class RunFiles:
             self._written.popitem(last=False)
         return text
 
-    def _addresses(self, provider: int) -> tuple[str, ...]:
-        known = self._world.providers.get(provider)
-        return known.figures.addresses if known is not None and known.figures else ()
+    def _addresses(self, dialler: int, target: int) -> tuple[str, ...]:
+        return addresses_for(self._world, dialler, target)
 
     async def file(self, part: Part, sha256: str) -> Path:
         places = self._places.get(part.id)
@@ -113,13 +122,15 @@ class RunFiles:
 
     def _read_places(self, part: Part) -> dict[str, Path]:
         """Every file of an assignment: from the run's own folder, or from those handed in."""
-        folder = self._folders.run(part.job, part.run)
-        made = msgspec.json.decode((folder / PLACES).read_bytes(), type=dict[str, str])
-        assignment = self._assignment(part)
+        folder = self._folders.run(part.job, part.run).resolve()
+        content = read_at_most(folder / PLACES, MOST_LEFT_BYTES)
+        made = msgspec.json.decode(content, type=dict[str, str])
+        assignment, job = self._assignment(part), self._world.jobs[part.job]
+        owner = owner_key(job.owner_role, job.owner_name)
         return {
-            file.sha256: folder / made[file.sha256]
+            file.sha256: _inside(folder, made[file.sha256])
             if file.sha256 in made
-            else self._folders.blob(file.sha256)
+            else self._folders.blob(blob_key(owner, file.sha256))
             for file in assignment.files
         }
 
@@ -148,13 +159,13 @@ class RunFiles:
                 raise Refusal("conflict", "this assignment is over; nothing is expected of it")
 
         try:
-            received = await self._files.receive(
+            received = await self._files.receive_result(
+                part.job,
                 folder / name,
                 sha256,
                 size,
                 room,
                 body,
-                job=part.job,
                 before_it_is_kept=still_wanted,
             )
         finally:
@@ -196,6 +207,15 @@ class RunFiles:
     def settled(self, part: Part) -> None:
         for key in [key for key in self._brought if key[0] == part.id]:
             del self._brought[key]
+
+
+def _inside(folder: Path, name: str) -> Path:
+    """A file that planning has made. A foreign model was at work in that process: what it names
+    may be a link, or lie elsewhere, and would be handed to a provider."""
+    path, root = (folder / name).resolve(), folder.resolve()
+    if not path.is_relative_to(root) or path != root / name:
+        raise Refusal("not_found", "this file is not in the folder of its run")
+    return path
 
 
 def _sizes(folder: Path) -> dict[str, int]:

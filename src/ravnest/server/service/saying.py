@@ -7,7 +7,7 @@ lines, and all together so many; of the rest it is said how many they were.
 import time
 from collections.abc import Callable, Mapping
 
-from ravnest.server.service.limits import Buckets, Rate
+from ravnest.server.service.ratelimit import Buckets, Rate
 
 _RATES = {"one": Rate(0.2, 100), "all": Rate(5, 500)}
 

@@ -2,7 +2,6 @@
 
 import asyncio
 import logging
-import shutil
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -14,7 +13,7 @@ from ravnest.api.views import JobView, PlanView, ProviderView, RunView, ServerVi
 from ravnest.release import VERSION
 from ravnest.server.access import Access, TokenRecord
 from ravnest.server.authority import Authority
-from ravnest.server.folders import Folders
+from ravnest.server.folders import Folders, owner_key
 from ravnest.server.metrics import Metrics
 from ravnest.server.relay import Relay
 from ravnest.server.service.calls import Desk
@@ -23,13 +22,13 @@ from ravnest.server.service.control import ControlChannel
 from ravnest.server.service.core import Core
 from ravnest.server.service.curves import Curves
 from ravnest.server.service.errands import Errands
-from ravnest.server.service.files import Files
+from ravnest.server.service.files import Files, Quota
 from ravnest.server.service.forgetting import Forgetting
 from ravnest.server.service.gate import Dashboard, Gate
 from ravnest.server.service.intake import Intake
 from ravnest.server.service.keeping import Keeping, note_hashes
 from ravnest.server.service.numbers import Numbers
-from ravnest.server.service.patience import Patience
+from ravnest.server.service.ratelimit import UploadSpeed
 from ravnest.server.service.reading import read_all
 from ravnest.server.service.reports import Reports
 from ravnest.server.service.runfiles import RunFiles
@@ -40,6 +39,7 @@ from ravnest.server.state.events import Started
 from ravnest.server.state.records import Job
 from ravnest.server.state.world import Settings, World
 from ravnest.server.store import Store
+from ravnest.whole import remove_whole
 
 logger = logging.getLogger("ravnest.server")
 
@@ -54,15 +54,20 @@ class Options:
     """By which others reach it; in its certificate."""
     dashboard: Dashboard = "local"
     most_upload_bytes: int = 64 << 30
-    quota_bytes: int = 1 << 40
+    quota: Quota = field(default_factory=Quota)
     most_providers: int = 10_000
     most_providers_each: int = 1000
     """Of one token, unless it was made for a number of them."""
     most_jobs: int = 1000
+    owner_jobs: int = 50
+    """Of one owner, that have not ended."""
     settings: Settings = field(default_factory=Settings)
     work: WorkLimits = field(default_factory=WorkLimits)
-    patience: Patience = field(default_factory=Patience)
-    """With the bodies of requests."""
+    require_sandbox: bool = False
+    """Without one, the server does not start."""
+    upload_speed: UploadSpeed = field(default_factory=UploadSpeed)
+    behind_proxy: bool = False
+    """All callers have the address of the proxy, which limits them by their own."""
 
 
 class Service:
@@ -77,6 +82,8 @@ class Service:
         clock: Callable[[], float] = time.time,
     ) -> None:
         self.options = options
+        self.no_sandbox = ""
+        """Why models are looked at without a sandbox, if they are."""
         self.authority = authority
         self.clock = clock
         self.folders = Folders(options.folder)
@@ -89,17 +96,25 @@ class Service:
         self.curves = Curves(self.core)
         tokens = [msgspec.json.decode(body, type=TokenRecord) for body in records["token"]]
         self.access = Access(authority.fingerprint, tokens, self._credential_digest)
-        self.gate = Gate(self.access, names=options.names, dashboard=options.dashboard, clock=clock)
+        self.gate = Gate(
+            self.access,
+            open_dashboard=options.dashboard == "open",
+            per_address=not options.behind_proxy,
+            clock=clock,
+        )
         self.metrics = Metrics(self.world)
-        self.desk = Desk(self.gate, self.metrics.count_call, options.patience)
+        self.desk = Desk(self.gate, self.metrics.count_call, options.upload_speed)
         self.connections = Connections()
         self.files = Files(
-            self.folders, most_bytes=options.most_upload_bytes, quota_bytes=options.quota_bytes
+            self.folders,
+            most_bytes=options.most_upload_bytes,
+            quota=options.quota,
+            owner_of=self._owner_of,
         )
         self.keeping = Keeping(self.core, self.files, clock)
         self._forgetting = Forgetting(self.access, self.core, self.keeping, clock)
         self.run_files = RunFiles(self.folders, self.files, self.world)
-        self.workshop = Workshop(options.work)
+        self.workshop = Workshop(options.work, options.folder)
         self.intake = Intake(
             self.core,
             self.folders,
@@ -107,6 +122,7 @@ class Service:
             self.keeping,
             self.workshop,
             most_jobs=options.most_jobs,
+            owner_jobs=options.owner_jobs,
         )
         self.errands = Errands(
             self.core, self.folders, self.files, self.run_files, self.connections, self.workshop
@@ -148,6 +164,10 @@ class Service:
         known = self.world.providers.get(provider)
         return known.digest if known is not None and not known.removed else None
 
+    def _owner_of(self, job: str) -> str:
+        known = self.world.jobs.get(job)
+        return "" if known is None else owner_key(known.owner_role, known.owner_name)
+
     # ---- beginning and end
 
     async def start(self) -> None:
@@ -171,7 +191,7 @@ class Service:
                     *(folder.name, place),
                 )
             else:
-                shutil.rmtree(folder, ignore_errors=True)
+                remove_whole(folder)
         self.files.begin()
         note_hashes(self.core.store, self.world.jobs)
 
@@ -224,6 +244,7 @@ class Service:
             gflops=sum(each.figures.gflops for each in heard if each.figures),
             relayed_bytes=self.relay.bytes,
             relayed_bytes_per_s=self.relay.bytes_per_s(),
+            no_sandbox=self.no_sandbox,
         )
 
     def _provider(self, id: int) -> ProviderView | None:

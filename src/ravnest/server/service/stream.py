@@ -1,7 +1,8 @@
 """Everything that can be seen, kept ready; and what changes, told to everybody who looks.
 
 Views are made anew only for what has changed, at most once a second, and written as JSON once for
-all. Whoever does not read fast enough is let go; they can come back and get everything at once.
+each audience. A client that does not read fast enough is let go; it can come back and get all of
+it at once.
 """
 
 import asyncio
@@ -20,7 +21,8 @@ from ravnest.api.views import (
     RunView,
     ServerView,
 )
-from ravnest.server.service.outgoing import pieces
+from ravnest.server.service.audience import OVERVIEW, Audience
+from ravnest.server.service.responses import pieces
 from ravnest.server.service.views import event_view
 from ravnest.server.state.effects import Effects
 
@@ -67,7 +69,7 @@ class Stream:
         self._untold_jobs: set[str] = set()
         self._untold_events: list[EventView] = []
         self._points: dict[str, list[tuple[Any, ...]]] = {}
-        self._looking: set[asyncio.Queue[bytes | None]] = set()
+        self._looking: dict[asyncio.Queue[bytes | None], Audience] = {}
         self._places: Counter[str] = Counter()
         """Of whom so many look, or have been let go and have not gone."""
         self._timer: asyncio.TimerHandle | None = None
@@ -161,12 +163,16 @@ class Stream:
         self._untold_events, self._points = [], {}
         if not self._looking:
             return
-        frame = _frame("update", changes)
-        for queue in list(self._looking):
+        jobs = self._jobs.values()
+        frames = {
+            audience: _frame("update", audience.changes(changes, jobs))
+            for audience in set(self._looking.values())
+        }
+        for queue, audience in list(self._looking.items()):
             if queue.qsize() >= _QUEUED:
                 self._let_go(queue)
             else:
-                queue.put_nowait(frame)
+                queue.put_nowait(frames[audience])
 
     def _changes(self) -> Changes:
         jobs, providers = self._untold_jobs, self._untold_providers
@@ -187,16 +193,16 @@ class Stream:
         may_still: Callable[[], bool] = lambda: True,
         whose: str = "",
         *,
-        operator: bool = False,
+        audience: Audience = OVERVIEW,
     ) -> AsyncIterator[bytes]:
         """Server-sent events: everything, and then what changes, as long as they may look."""
-        if not self.has_place(whose, operator=operator):
+        if not self.has_place(whose, operator=audience.sees_all):
             return  # of several that were let in at the same moment, the others were sooner
         queue: asyncio.Queue[bytes | None] = asyncio.Queue()
         # The others are told first, so that everybody has the same before the next change.
         self._tell()
-        everything = pieces(_frame("overview", self.overview()))
-        self._looking.add(queue)
+        everything = pieces(_frame("overview", audience.overview(self.overview())))
+        self._looking[queue] = audience
         self._places[whose] += 1
         try:
             for piece in everything:
@@ -211,7 +217,7 @@ class Stream:
                     return
                 yield frame
         finally:
-            self._looking.discard(queue)
+            self._looking.pop(queue, None)
             self._leave(whose)
 
     def _leave(self, whose: str) -> None:
@@ -220,7 +226,7 @@ class Stream:
             del self._places[whose]
 
     def _let_go(self, queue: asyncio.Queue[bytes | None]) -> None:
-        self._looking.discard(queue)
+        self._looking.pop(queue, None)
         while not queue.empty():
             queue.get_nowait()
         queue.put_nowait(None)

@@ -60,6 +60,7 @@ def provider_view(world: World, id: int) -> ProviderView:
         latency_ms=figures.latency_ms if figures else 0.0,
         reachable=id in world.reached,
         scripts=provider.caps.scripts,
+        no_sandbox=facts.no_sandbox,
         hours=provider.caps.hours,
         job=part.job if part else None,
         cluster=part.cluster if part else None,

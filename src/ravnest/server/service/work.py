@@ -2,37 +2,58 @@
 limits.
 
 Their folder says what is to be done and how it ended. They die with the server, and with whatever
-made them unnecessary.
+made them unnecessary. Each runs in a sandbox, if there can be one: without network, and of the
+server's folder it sees the files of its own job, and may change what is in the folder of its task
+alone. What it leaves behind is believed as far as it is files: a link could lead the server
+anywhere. The server itself moves the result of a fusion into place.
 """
 
 import asyncio
 import contextlib
 import logging
-import os
+import signal
+import stat
 import sys
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from typing import TypeVar
 
 import msgspec
 import psutil
 
 from ravnest import lifeline
 from ravnest.api.limits import NOT_UNDERSTOOD
-from ravnest.server.planjob.outcome import MEMORY, ORDER, OUTCOME, SPARE, PlanOrder, PlanOutcome
+from ravnest.sandbox.bubblewrap import Policy, ended_by, sandboxed, why_not
+from ravnest.sandbox.environment import compute_environment
+from ravnest.server.planjob.outcome import (
+    FRESH,
+    MEMORY,
+    MOST_LEFT_BYTES,
+    ORDER,
+    OUTCOME,
+    SPARE,
+    PlanOrder,
+    PlanOutcome,
+)
 from ravnest.server.room import (
     SPARE_BYTES,
     is_for_lack_of_room,
     leave_room,
     tells_of_lack_of_room,
 )
+from ravnest.server.service import fused_files
 from ravnest.server.service.turns import Turns
-from ravnest.whole import make_folder, write_whole
+from ravnest.whole import make_folder, must_be_plain, read_at_most, remove_whole, write_whole
 
 logger = logging.getLogger("ravnest.server")
+Value = TypeVar("Value")
 
 _LAST_WORDS = 4000
 _KILL_S = 10.0
+_ASKED_TO_END = frozenset({signal.SIGTERM, signal.SIGINT})
+"""By people, or by the system as it ends: no verdict on the model."""
 _MEMORY_LIMITS = (
     "/sys/fs/cgroup/memory.max",
     "/sys/fs/cgroup/memory/memory.limit_in_bytes",
@@ -53,8 +74,10 @@ class WorkLimits:
 
 
 class Workshop:
-    def __init__(self, limits: WorkLimits) -> None:
+    def __init__(self, limits: WorkLimits, root: Path | None = None) -> None:
+        """`root`: the server's folder."""
         self._limits = limits
+        self._root = root
         self._turns = {"check": Turns(), "plan": Turns(), "fuse": Turns()}
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._ending: set[asyncio.Task[None]] = set()
@@ -103,33 +126,34 @@ class Workshop:
         async with self._turns[order.task].of(order.owner):
             loop, spare = asyncio.get_running_loop(), self._limits.spare_bytes
             try:
-                await _to_its_end(loop.run_in_executor(None, _prepare, folder, order, spare))
-                problem = await self._run(folder, order.task)
+                prepare = partial(_prepare, folder, order, spare, self._root)
+                await _to_its_end(loop.run_in_executor(None, prepare))
+                problem = await self._run(folder, order)
+                ended = loop.run_in_executor(None, _outcome, folder, order, problem)
+                return await _to_its_end(ended)
             except OSError as error:
                 return _failed(error)
-            return await loop.run_in_executor(None, _outcome, folder, problem)
 
-    async def _run(self, folder: Path, task: str) -> PlanOutcome | None:
+    async def _run(self, folder: Path, order: PlanOrder) -> PlanOutcome | None:
         """Nothing, or how the process failed, in its own last words."""
-        limits = self._limits
+        limits, task = self._limits, order.task
         seconds, option = limits.seconds, "--plan-seconds"
         if task == "check":
             seconds, option = limits.check_seconds, "--check-seconds"
+        missing = await asyncio.to_thread(why_not, network=False)
+        command = [sys.executable, "-P", "-m", "ravnest.server.planjob", str(folder)]
+        if missing is None:
+            command = sandboxed(command, policy_of(folder, order, self._root, limits.memory_bytes))
         with lifeline.hold() as line:
             environment = {
-                **os.environ,
+                **compute_environment(limits.threads, home=folder),
                 MEMORY: str(limits.memory_bytes),
                 SPARE: str(limits.spare_bytes),
             }
-            if limits.threads:
-                environment["OMP_NUM_THREADS"] = str(limits.threads)
             if line is not None:
                 environment[lifeline.VARIABLE] = str(line)
             process = await asyncio.create_subprocess_exec(
-                sys.executable,
-                "-m",
-                "ravnest.server.planjob",
-                str(folder),
+                *command,
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=asyncio.subprocess.DEVNULL,
                 stderr=asyncio.subprocess.PIPE,
@@ -150,11 +174,36 @@ class Workshop:
         if code == 0:
             return None
         logger.warning("the process for %s in %s ended with %d: %s", task, folder, code, words)
+        struck = ended_by(code, in_sandbox=missing is None)
+        if struck is not None and struck not in _ASKED_TO_END:
+            # The model has ended it, as it would the next one: no other is tried.
+            return PlanOutcome(error=f"it ended the server's process by {_signal_name(struck)}")
         last = words.strip().splitlines()[-1:] or ["it said nothing"]
         full = tells_of_lack_of_room(last[0])
         return PlanOutcome(
             error=f"the process ended with {code}: {last[0]}", crashed=True, full=full
         )
+
+
+def policy_of(folder: Path, order: PlanOrder, root: Path | None, memory_bytes: int) -> Policy:
+    """What a process may see: of the server's folder, the files of its task. It changes nothing but
+    what is in its own folder, in which nothing lies that it was not given."""
+    wanted = [Path(path) for path in (order.model, order.weights) if path]
+    return Policy(
+        folder,
+        hidden=root,
+        readable=tuple(fused_files.readable(order) if order.task == "fuse" else wanted),
+        network=False,
+        devices=False,
+        memory_bytes=memory_bytes or None,
+    )
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
 
 
 def _failed(error: OSError) -> PlanOutcome:
@@ -165,10 +214,10 @@ def _failed(error: OSError) -> PlanOutcome:
     )
 
 
-async def _to_its_end(work: "asyncio.Future[None]") -> None:
-    """A thread cannot be cancelled: whoever waits for it does not end before it."""
+async def _to_its_end(work: "asyncio.Future[Value]") -> Value:
+    """A thread cannot be cancelled: what waits for it does not end before it."""
     try:
-        await asyncio.shield(work)
+        return await asyncio.shield(work)
     finally:
         await asyncio.wait({work})
 
@@ -188,9 +237,16 @@ async def _end(process: asyncio.subprocess.Process) -> None:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_KILL_S):
                 await process.wait()
+                # In a sandbox it ends a moment after what has started it; then this pipe ends too.
+                await _last_words(process)
 
 
-def _prepare(folder: Path, order: PlanOrder, spare: int) -> None:
+def _prepare(folder: Path, order: PlanOrder, spare: int, root: Path | None = None) -> None:
+    if root is not None:
+        must_be_plain(folder, root)
+    if order.task == "fuse":
+        fused_files.lay_out(order)
+        remove_whole(folder / FRESH)  # of another cluster, or of a process that broke off
     make_folder(folder)
     (folder / OUTCOME).unlink(missing_ok=True)
     content = msgspec.json.encode(order)
@@ -199,12 +255,35 @@ def _prepare(folder: Path, order: PlanOrder, spare: int) -> None:
     write_whole(folder / ORDER, content)
 
 
-def _outcome(folder: Path, problem: PlanOutcome | None) -> PlanOutcome:
+def _outcome(folder: Path, order: PlanOrder, problem: PlanOutcome | None) -> PlanOutcome:
+    if (link := _first_link(folder)) is not None:
+        remove_whole(folder)
+        return PlanOutcome(error=f"it left {link.name!r} behind, which is no file")
     try:
-        found = msgspec.json.decode((folder / OUTCOME).read_bytes(), type=PlanOutcome)
+        content = read_at_most(folder / OUTCOME, MOST_LEFT_BYTES)
+        found = msgspec.json.decode(content, type=PlanOutcome)
     except (OSError, *NOT_UNDERSTOOD) as error:
         return problem or PlanOutcome(error=f"it left nothing behind ({error})", crashed=True)
-    return problem if problem is not None and not found.error else found
+    outcome = problem if problem is not None and not found.error else found
+    if order.task == "fuse" and not outcome.error:
+        return fused_files.put_in_place(folder, order, outcome)
+    return outcome
+
+
+def _first_link(folder: Path) -> Path | None:
+    """Something that is neither a file nor a folder, or a folder that cannot be looked into."""
+    waiting = [folder]
+    while waiting:
+        path = waiting.pop()
+        try:
+            kind = path.lstat().st_mode
+            if stat.S_ISDIR(kind):
+                waiting += path.iterdir()
+            elif not stat.S_ISREG(kind):
+                return path
+        except OSError:
+            return path
+    return None
 
 
 def half_of_memory() -> int:

@@ -5,10 +5,11 @@ from typing import Literal
 import msgspec
 
 from ravnest.api.control import FromAgent, Hello
+from ravnest.api.dialling import Ip
 from ravnest.api.limits import FileRef
 from ravnest.api.machine import Caps, MachineFacts
 from ravnest.api.work import WorkEnd, WorkReport
-from ravnest.server.state.records import Job, PlanFacts
+from ravnest.server.state.records import Job, PlanFacts, Validation
 
 
 class Happening(msgspec.Struct, frozen=True, kw_only=True):
@@ -40,6 +41,9 @@ class EnrolledNow(Happening, frozen=True, kw_only=True):
 class Connected(Happening, frozen=True, kw_only=True):
     provider: int
     hello: Hello
+    source: Ip | None = None
+    """Where it connects from; None if the server cannot know that."""
+    """Where its agent connects from; by that it is judged what others may dial for it."""
 
 
 class Disconnected(Happening, frozen=True, kw_only=True):
@@ -100,6 +104,7 @@ class JobSteered(Happening, frozen=True, kw_only=True):
     job: str
     action: Literal["start", "stop", "pause", "continue", "resume", "delete"]
     by: str
+    by_operator: bool = False
 
 
 class PlanMade(Happening, frozen=True, kw_only=True):
@@ -124,12 +129,15 @@ class Fused(Happening, frozen=True, kw_only=True):
     job: str
     run: int
     bytes: int
+    validation: Validation | None = None
 
 
 class FusingFailed(Happening, frozen=True, kw_only=True):
     job: str
     run: int
     reason: str
+    refused: bool = False
+    """The stages make a model, and it is not good enough (`why_refused`)."""
     crashed: bool = False
     """Nothing is known about the stages: the process died."""
     full: bool = False

@@ -6,10 +6,15 @@ tried, for often only one of two machines can be reached.
 
 from collections.abc import Sequence
 
-from ravnest.api.control import PeerAddress, Probe
+from ravnest.api.control import Admit, PeerAddress, Probe
+from ravnest.api.dialling import between, chosen
 from ravnest.server.state.effects import Wake
 from ravnest.server.state.records import Provider
 from ravnest.server.state.world import World
+
+ADMITTED_S = 600.0
+"""How long a provider that is asked to measure a line is answered at its other end. Its call waits
+for its turn there, and it has other lines to measure first."""
 
 
 def introduce(world: World, id: int, now: float) -> None:
@@ -39,18 +44,31 @@ def _ask(world: World, provider: Provider, others: Sequence[Provider], now: floa
     found = provider.figures.peers if provider.figures else ()
     known = {peer.provider for peer in found if peer.mbps > 0}
     peers = tuple(
-        PeerAddress(provider=other.id, addresses=other.figures.addresses)
+        PeerAddress(provider=other.id, addresses=addresses)
         for other in others
-        if other.figures and other.figures.addresses and other.id not in known
+        if other.id not in known and (addresses := addresses_for(world, provider.id, other.id))
     )
     if not peers or not world.heard_of(provider.id).connected:
         return
+    for peer in peers:
+        world.send(peer.provider, Admit(provider=provider.id, seconds=ADMITTED_S))
     world.send(provider.id, Probe(peers=peers))
     before, _ = world.probing.get(provider.id, (frozenset(), 0.0))
     asked = before | {peer.provider for peer in peers}
     until = now + world.settings.probe_s + world.settings.probe_each_s * len(asked)
     world.probing[provider.id] = (asked, until)
     world.order(Wake(at=until))
+
+
+def addresses_for(world: World, dialler: int, target: int) -> tuple[str, ...]:
+    """Where that provider may try to reach the other one: of what the other one has named, all
+    that is not a way to dial the services of third parties."""
+    here, there = world.providers.get(dialler), world.providers.get(target)
+    if here is None or there is None or there.figures is None:
+        return ()
+    sources = world.heard_of(target).source, world.heard_of(dialler).source
+    reach = between(*sources, lan=here.caps.lan)
+    return tuple(map(str, chosen(there.figures.addresses, reach)))
 
 
 def answered(world: World, provider: Provider) -> None:

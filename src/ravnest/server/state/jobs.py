@@ -1,5 +1,8 @@
 """A job is submitted, planned with whoever is free, and steered by people."""
 
+from collections.abc import Callable
+from functools import partial
+
 from ravnest.api.control import Steer
 from ravnest.api.views import ENDED_JOBS
 from ravnest.errors import JobError
@@ -7,6 +10,7 @@ from ravnest.server.state import declining, fusing, introducing, leaving_out, po
 from ravnest.server.state.effects import Discard, DropPlan, MakePlan, Wake
 from ravnest.server.state.events import JobSteered, PlanFailed, PlanMade
 from ravnest.server.state.records import Job
+from ravnest.server.state.recovery import why_dangerous
 from ravnest.server.state.words import counted
 from ravnest.server.state.world import World
 
@@ -46,6 +50,9 @@ def consider(world: World, now: float) -> None:
                 world.move(job, "waiting", "the pool is changing")
             continue
         if not retrying.is_due(world, job.id, now):
+            continue
+        if reason := why_dangerous(world.killer_of(job)):
+            runs.fail(world, job, reason, now)
             continue
         if world.planning is not None:
             other = world.jobs[world.planning].name
@@ -120,7 +127,7 @@ def planned(world: World, event: PlanMade, now: float) -> None:
     world.note(
         now,
         "info",
-        f"planned: {counted(count, 'provider')} in {counted(event.plan.clusters, 'cluster')}, "
+        f"planned with {counted(count, 'provider')} in {counted(event.plan.clusters, 'cluster')}, "
         f"{counted(event.plan.steps_per_s, 'batch')} per second expected",
         job.id,
     )
@@ -160,12 +167,13 @@ def not_planned(world: World, event: PlanFailed, now: float) -> None:
         world.note(now, "warning", f"planning broke off: {event.reason}", job.id)
         retrying.later(world, job.id, now)
     elif event.hopeless or event.crashed:
-        runs.fail(world, job, event.reason, now)
+        runs.fail(world, job, f"it cannot be planned: {event.reason}", now)
     elif leaving_out.ask_again(world, job):
         world.move(job, "waiting", f"those who failed are asked again: {event.reason}")
     else:
-        world.move(job, "waiting", event.reason)
-        world.note(now, "info", f"cannot be planned yet: {event.reason}", job.id)
+        reason = f"cannot be planned yet: {event.reason}"
+        world.move(job, "waiting", reason)
+        world.note(now, "info", reason, job.id)
 
 
 # ---- steering
@@ -173,14 +181,15 @@ def not_planned(world: World, event: PlanFailed, now: float) -> None:
 
 def steered(world: World, event: JobSteered, now: float) -> None:
     job = world.jobs[event.job]
-    {
+    steps: dict[str, Callable[[World, Job, float], None]] = {
         "start": _start,
         "stop": _stop,
         "pause": _pause,
         "continue": _continue,
-        "resume": _resume,
+        "resume": partial(_resume, by_operator=event.by_operator),
         "delete": _delete,
-    }[event.action](world, job, now)
+    }
+    steps[event.action](world, job, now)
     if event.action not in ("stop", "delete"):
         world.note(now, "info", f"{event.action}: asked by {event.by}", job.id)
 
@@ -244,9 +253,14 @@ def _continue(world: World, job: Job, now: float) -> None:
     runs.keep_watch(world, run, now)
 
 
-def _resume(world: World, job: Job, now: float) -> None:
+def _resume(world: World, job: Job, now: float, *, by_operator: bool) -> None:
     if job.state not in ("stopped", "failed"):
         raise _refuse(job, "resume", "was stopped or has failed")
+    killer = world.killer_of(job)
+    if by_operator:
+        world.forget_killer(killer)
+    elif reason := why_dangerous(killer):
+        raise JobError(f"only an operator can resume {job.id}: {reason}")
     job.lost_runs, job.cause, job.ended_at = 0, "", None
     job.refused, job.left_out, job.excused, job.plan_crashes = {}, {}, [], 0
     world.retry_at.pop(job.id, None)

@@ -47,7 +47,7 @@ def handle(world: World, event: Event, now: float) -> Effects:
         case EnrolledNow():
             providers.enrolled(world, event, now)
         case Connected():
-            providers.connected(world, event.provider, event.hello, now)
+            providers.connected(world, event, now)
         case Disconnected():
             providers.disconnected(world, event.provider, event.reason, now)
         case NotHanded():
@@ -72,6 +72,8 @@ def handle(world: World, event: Event, now: float) -> Effects:
         case LongAgo():
             providers.remove_awaited(world, now)
             providers.forget_removed(world, event.before)
+            for killer in [k for k in world.killers.values() if k.last_at < event.before]:
+                world.forget_killer(killer)
         case Tick():
             deadlines.pass_time(world, now)
     # Thousands of heartbeats and reports: they change a few fields, and mostly nothing follows.

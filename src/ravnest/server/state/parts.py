@@ -97,6 +97,13 @@ def ended(world: World, event: PartEnded, now: float) -> None:
     if end.outcome == "failed":
         blamed = f" because of {end.culprit}" if end.culprit else ""
         cause = f"the worker of {name} failed{blamed}: {end.reason or 'no reason given'}"
+        # One that lacked memory was held by its limit: the same graph may do with smaller batches.
+        if end.signal is not None:
+            killer = world.killer_of(world.jobs[part.job])
+            killer.workers[part.provider] = f"{name}: {end.reason or f'signal {end.signal}'}"
+            killer.last_at = now
+            world.killers[killer.key] = killer
+            world.out.save(killer)
         if end.culprit is None:
             leaving_out.lose(world, part, cause, now)
         else:

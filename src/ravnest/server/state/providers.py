@@ -2,10 +2,10 @@
 
 import math
 
-from ravnest.api.control import Beat, Hello, Leaving, Measured, SetPause, Welcome
+from ravnest.api.control import Admit, Beat, Leaving, Measured, SetPause, Welcome
 from ravnest.server.state import introducing, leaving_out, parts, pool, runs
 from ravnest.server.state.effects import Close, Wake
-from ravnest.server.state.events import EnrolledNow, ProviderSteered
+from ravnest.server.state.events import Connected, EnrolledNow, ProviderSteered
 from ravnest.server.state.records import Provider
 from ravnest.server.state.world import Presence, World
 
@@ -35,7 +35,8 @@ def enrolled(world: World, event: EnrolledNow, now: float) -> None:
         forget_removed(world, -math.inf)
 
 
-def connected(world: World, id: int, hello: Hello, now: float) -> None:
+def connected(world: World, event: Connected, now: float) -> None:
+    id, hello = event.provider, event.hello
     provider, presence = world.providers[id], world.heard_of(id)
     if provider.awaited_since is not None:
         provider.awaited_since = None
@@ -50,7 +51,7 @@ def connected(world: World, id: int, hello: Hello, now: float) -> None:
         provider.name = hello.name
         world.note(now, "info", f"{before} is called {world.called(id)} now", provider=id)
         world.save_provider(provider)
-    presence.connected, presence.seen_at = True, now
+    presence.connected, presence.seen_at, presence.source = True, now, event.source
     presence.state, presence.assignment = hello.state, hello.assignment
     presence.leaving, presence.told_to_drop, presence.introduced = False, None, False
     if (provider.facts, provider.caps) != (hello.facts, hello.caps):
@@ -195,6 +196,9 @@ def remove(world: World, provider: Provider, how: str, now: float) -> None:
     world.note(now, "info", f"{name} {how}", provider=provider.id)
     world.order(Close(provider=provider.id, reason=f"this provider {how}", final=True))
     world.heard_of(provider.id).connected = False
+    # Its certificate is good for weeks to come: the others do not answer it from now on.
+    for other in sorted(world.listening):
+        world.send(other, Admit(provider=provider.id, seconds=0.0))
     pool.review(world, provider.id, now)
 
 

@@ -12,6 +12,7 @@ from ravnest.api.work import WorkEnd
 
 RunState = Literal["preparing", "running", "paused", "stopping", "fusing", "over"]
 PartState = Literal["assigned", "prepared", "training", "ended", "failed", "dropped"]
+GRAPH = "graph.json"
 OPEN: frozenset[PartState] = frozenset({"assigned", "prepared", "training"})
 
 
@@ -73,6 +74,22 @@ class PlanFacts(msgspec.Struct, frozen=True, kw_only=True):
     steps_per_s: float = 0.0
 
 
+class Validation(msgspec.Struct, frozen=True, kw_only=True):
+    """How fused weights do on rows that were held out of training."""
+
+    rows: int = 0
+    """0: they were not judged, see `note`."""
+    loss: float | None = None
+    """None: not a finite number; so below."""
+    last_loss: float | None = None
+    """Of the last good fusion, on the same rows."""
+    untrained_loss: float | None = None
+    """Of the weights that the model came with."""
+    not_finite: str = ""
+    """A tensor in which there are such numbers."""
+    note: str = ""
+
+
 class Job(Record, kw_only=True):
     kind: ClassVar[str] = "job"
 
@@ -115,6 +132,8 @@ class Job(Record, kw_only=True):
     """Providers that failed at this job while others were there to do it, and how."""
     excused: list[int] = msgspec.field(default_factory=list)
     """Those whose failure was not counted as a lost run; it is not a second time."""
+    graph: str = ""
+    """SHA-256 of the file that holds the model's graph."""
     epochs_done: int = 0
     fused_run: int = 0
     """Whose weights are in the result; 0 is none yet."""
@@ -141,10 +160,30 @@ class Job(Record, kw_only=True):
             max_providers=spec.planning.max_providers,
             max_runs=spec.planning.max_runs,
             has_script=spec.script is not None,
+            graph=next((file.sha256 for file in spec.model if file.path == GRAPH), ""),
             asked=spec.start == "at once",
             files=len(files),
             bytes=sum(file.size for file in files.values()),
         )
+
+
+class Killer(Record, kw_only=True):
+    """A graph of an owner that has killed workers. Kept apart from jobs: neither resuming a job nor
+    deleting it and submitting the graph again makes the graph harmless."""
+
+    kind: ClassVar[str] = "killer"
+    key_fields: ClassVar[tuple[str, ...]] = ("owner", "graph")
+
+    owner: str
+    graph: str
+    workers: dict[int, str] = msgspec.field(default_factory=dict)
+    """Providers whose workers it has killed, by a signal or for their memory, and how."""
+    last_at: float = 0.0
+
+    @classmethod
+    def of(cls, job: Job) -> "Killer":
+        """Jobs of earlier releases did not note their graph."""
+        return cls(owner=f"{job.owner_role}:{job.owner_name}", graph=job.graph or job.id)
 
 
 class Run(Record, kw_only=True):

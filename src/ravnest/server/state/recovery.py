@@ -6,10 +6,12 @@ goes on from their weights in a new run. Whoever teaches runs to go on without a
 `after_loss`, and nothing else has to know.
 """
 
+from collections import Counter
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
-from ravnest.server.state.records import Job, Part, Run
+from ravnest.server.state.records import Job, Killer, Part, Run
+from ravnest.server.state.words import counted
 
 
 @dataclass(frozen=True)
@@ -39,9 +41,19 @@ def brought_back(parts: Iterable[Part]) -> dict[int, list[Part]]:
 
 
 def fusible(parts: Iterable[Part]) -> int | None:
-    """The cluster whose stages have all been brought back; of several the one that is furthest."""
+    """The cluster whose stages have all been brought back; of several the one that the fewest
+    others have seen to spoil a round, and of those the one that is furthest."""
+    parts = list(parts)
+    against = {
+        (distrusted, part.cluster)
+        for part in parts
+        if part.end is not None
+        for distrusted in part.end.distrusts
+        if distrusted != part.cluster
+    }
+    accusers = Counter(distrusted for distrusted, _ in against)
     whole = brought_back(parts)
-    return max(whole, key=lambda id: (epochs_of(whole[id]), -id), default=None)
+    return max(whole, key=lambda id: (-accusers[id], epochs_of(whole[id]), -id), default=None)
 
 
 def epochs_of(parts: Iterable[Part]) -> int:
@@ -65,6 +77,19 @@ def what_is_missing(run: Run, parts: Iterable[Part], kept: Collection[int]) -> s
     names = ", ".join(map(str, lost))
     who = f"cluster {names} was" if len(lost) == 1 else f"clusters {names} were"
     return f"{who} lost on the way{f': {run.cause}' if run.cause else ''}"
+
+
+_KILLED = 2
+
+
+def why_dangerous(killer: Killer) -> str:
+    """Of a graph that has killed workers on several machines: then it is not the machines. One may
+    have had too little memory, or be broken. Nothing for all others."""
+    if len(killer.workers) < _KILLED:
+        return ""
+    machines = counted(len(killer.workers), "machine")
+    how = "; ".join(killer.workers.values())
+    return f"it has killed its workers on {machines} and is sent to no other: {how}"
 
 
 def gives_up(job: Job) -> bool:

@@ -13,6 +13,7 @@ from ravnest.server.state.recovery import (
     gives_up,
     is_done,
     what_is_missing,
+    why_dangerous,
 )
 from ravnest.server.state.words import counted
 from ravnest.server.state.world import Pulse, World
@@ -166,7 +167,7 @@ def order_fusing(world: World, run: Run) -> None:
     world.order(Fuse(job=run.job, run=run.number, cluster=run.fuses))
 
 
-def fused(world: World, run: Run, size: int, now: float) -> None:
+def fused(world: World, run: Run, size: int, judged: str, now: float) -> None:
     job = world.jobs[run.job]
     parts = [part for part in world.of_run[run.job] if part.cluster not in run.unfusible]
     kept = brought_back(parts)
@@ -180,7 +181,8 @@ def fused(world: World, run: Run, size: int, now: float) -> None:
             if name in job.metrics or len(job.metrics) < MOST_METRICS:
                 job.metrics[name] = value
     world.save_job(job)
-    world.note(now, "info", f"the weights after {counted(done, 'epoch')} are fused", job.id)
+    weights = f"the weights after {counted(done, 'epoch')} are fused"
+    world.note(now, "info", f"{weights}; {judged}", job.id)
     if is_done(trained):
         _end_run(world, run, now)
         job.ended_at = now
@@ -198,6 +200,8 @@ def conclude(world: World, run: Run, now: float) -> None:
     _end_run(world, run, now)
     if job.stop_wanted:
         stopped(world, job, now)
+    elif reason := why_dangerous(world.killer_of(job)):
+        fail(world, job, reason, now)
     elif run.lost and run.excused:
         job.cause = job.cause or run.cause
         again(world, job, f"goes on without who failed: {run.cause}", now)

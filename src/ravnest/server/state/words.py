@@ -1,4 +1,7 @@
-"""Numbers in sentences for people."""
+"""Numbers in sentences for people, and what of a sentence is the server's own.
+
+What others have said (a worker, a model, a process, an agent) follows after a colon and a space.
+"""
 
 _UNITS = (("day", 86400), ("hour", 3600), ("minute", 60), ("second", 1))
 
@@ -22,3 +25,8 @@ def figure(number: float) -> str:
     if abs(number) >= 100 or number == int(number):
         return f"{number:,.0f}"
     return f"{number:.3g}"
+
+
+def own_words(text: str) -> str:
+    """Without what others have said: that is for those whom it concerns."""
+    return text.partition(": ")[0]

@@ -12,12 +12,13 @@ from dataclasses import dataclass, field
 import msgspec
 
 from ravnest.api.control import AgentState, Beat, FromServer
+from ravnest.api.dialling import Ip
 from ravnest.api.machine import Figures
 from ravnest.api.views import JobState
 from ravnest.api.work import STOPPED_WITHIN_S
 from ravnest.server.changes import Event, clean
 from ravnest.server.state.effects import Effects, Level, Order, Send
-from ravnest.server.state.records import Job, Part, Provider, Run
+from ravnest.server.state.records import Job, Killer, Part, Provider, Run
 
 CLOCK_MOVED_S = 5.0
 """By less than this a clock is kept right, and nothing follows from it."""
@@ -78,6 +79,7 @@ class Presence:
     told_to_drop: str | None = None
     introduced: bool = False
     """On this connection."""
+    source: Ip | None = None
 
 
 @dataclass(slots=True)
@@ -110,6 +112,8 @@ class World:
     """A number that was given to one that the records may not know any more."""
     presence: dict[int, Presence] = field(default_factory=dict)
     jobs: dict[str, Job] = field(default_factory=dict)
+    killers: dict[str, Killer] = field(default_factory=dict)
+    """By their keys."""
     runs: dict[str, Run] = field(default_factory=dict)
     """Job id → its last run."""
     parts: dict[str, Part] = field(default_factory=dict)
@@ -227,6 +231,15 @@ class World:
         self.out.save(job)
         self.out.jobs.add(job.id)
 
+    def killer_of(self, job: Job) -> Killer:
+        """What the graph of this job has done to workers; it may be nothing."""
+        new = Killer.of(job)
+        return self.killers.get(new.key, new)
+
+    def forget_killer(self, killer: Killer) -> None:
+        if self.killers.pop(killer.key, None) is not None:
+            self.out.remove(killer.kind, killer.key)
+
     def save_run(self, run: Run) -> None:
         self.out.save(run)
         self.out.jobs.add(run.job)
@@ -285,6 +298,9 @@ class World:
         for body in records.get("job", ()):
             job = msgspec.json.decode(body, type=Job)
             world.jobs[job.id] = job
+        for body in records.get("killer", ()):
+            killer = msgspec.json.decode(body, type=Killer)
+            world.killers[killer.key] = killer
         for body in records.get("run", ()):
             run = msgspec.json.decode(body, type=Run)
             world.runs[run.job] = run

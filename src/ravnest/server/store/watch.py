@@ -60,9 +60,9 @@ class Watch:
             while not self._closed:
                 left_s = self._due - time.monotonic()
                 if self._line is not None and left_s <= 0:
-                    logger.warning("%s does not answer; the connection is given up", self._who)
                     with contextlib.suppress(OSError):  # it has just broken
                         self._line.shutdown(socket.SHUT_RDWR)
+                    logger.warning("%s does not answer; the connection is given up", self._who)
                     self._line, self._due, left_s = None, math.inf, math.inf
                 self._wakes_at = self._due
                 self._changed.wait(None if self._line is None else left_s)

@@ -10,7 +10,7 @@ from ravnest.api.jobs import JobSpec
 from ravnest.api.requests import SUBMISSION_KEY, JobAction
 from ravnest.api.views import JobView
 from ravnest.errors import JobError
-from ravnest.server.folders import FUSED
+from ravnest.server.folders import FUSED, blob_key, owner_key
 from ravnest.server.service.api.checking import check_job
 from ravnest.server.service.api.providers import content_length
 from ravnest.server.service.calls import Call, Endpoint, understood
@@ -39,15 +39,18 @@ class _Requesters:
         return sha256
 
     async def has_blob(self, call: Call) -> Response:
+        """Of the caller's own files: those of others are not spoken of."""
         files = self._service.files
-        size = await files.off_loop(files.touch, self._sha256(call))
+        size = await files.off_loop(files.touch, blob_key(_owner(call), self._sha256(call)))
         headers = {} if size is None else {"X-Size": str(size)}
         return Response(status_code=404 if size is None else 200, headers=headers)
 
     async def put_blob(self, call: Call) -> None:
         sha256 = self._sha256(call)
         size = content_length(call.request)
-        await self._service.files.receive_blob(sha256, size, call.stream())
+        await self._service.files.receive_blob(
+            _owner(call), sha256, size, call.stream(), has_share=call.caller.kind != "operator"
+        )
 
     # ---- jobs
 
@@ -78,8 +81,15 @@ class _Requesters:
         id = job.id
         deletes = wanted.action == "delete"
         hashes = await service.core.read(lambda db: hashes_of(db, id)) if deletes else set()
-        event = JobSteered(job=id, action=wanted.action, by=call.caller.name)
+        event = JobSteered(
+            job=id,
+            action=wanted.action,
+            by=call.caller.name,
+            by_operator=call.caller.kind == "operator",
+        )
         job_of(service, call)  # somebody else may have deleted it meanwhile
+        if wanted.action == "resume":
+            service.intake.must_have_place(job.owner_role, job.owner_name)
         try:
             await service.core.happen(event)
         except JobError as error:
@@ -99,6 +109,10 @@ class _Requesters:
             raise Refusal("not_found", f"{job.id} has no fused weights yet; it is {job.state}")
         headers = _hash_header(path)
         return Download(path, headers=headers, filename=f"{job.id}-{FUSED[kind]}")
+
+
+def _owner(call: Call) -> str:
+    return owner_key(call.caller.kind, call.caller.name)
 
 
 def _read(content: bytearray) -> tuple[JobSpec, str]:
@@ -148,7 +162,7 @@ def endpoints(service: Service) -> list[Endpoint]:
             "/api/v1/blobs/{sha256}",
             "submit",
             here.has_blob,
-            "Whether a file is there: 200 or 404",
+            "Whether the caller has uploaded a file: 200 or 404",
             limit="upload",
         ),
         Endpoint(

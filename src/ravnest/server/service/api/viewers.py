@@ -17,6 +17,7 @@ from ravnest.api.views import (
     Timeline,
 )
 from ravnest.server.service.api.requesters import job_of
+from ravnest.server.service.audience import Audience
 from ravnest.server.service.calls import Call, Endpoint
 from ravnest.server.service.live import TIMELINE_S
 from ravnest.server.service.problems import Refusal
@@ -32,7 +33,7 @@ class _Viewers:
         self._service = service
 
     async def overview(self, call: Call) -> Overview:
-        return self._service.stream.overview()
+        return Audience.of(call.caller).overview(self._service.stream.overview())
 
     async def whoami(self, call: Call) -> Me:
         # Whoever may ask is one of the roles that `Me` knows.
@@ -40,26 +41,29 @@ class _Viewers:
 
     async def stream(self, call: Call) -> Response:
         stream, whose = self._service.stream, call.whose
-        operator = call.caller.kind == "operator"
-        if not stream.has_place(whose, operator=operator):
+        audience = Audience.of(call.caller)
+        if not stream.has_place(whose, operator=audience.sees_all):
             raise Refusal(
                 "limited",
                 f"too many are looking already ({MOST_LOOKING_EACH} streams of one caller, "
                 f"{MOST_LOOKING} in all); close some, or try again later",
             )
         headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
-        content = stream.look(lambda: call.is_still_allowed("look"), whose, operator=operator)
+        content = stream.look(lambda: call.is_still_allowed("look"), whose, audience=audience)
         return StreamingResponse(content, headers=headers, media_type="text/event-stream")
 
     async def jobs(self, call: Call) -> list[JobView]:
-        return self._service.stream.jobs()
+        jobs, audience = self._service.stream.jobs(), Audience.of(call.caller)
+        own = audience.own(jobs)
+        return [audience.job(view, own) for view in jobs]
 
     async def job(self, call: Call) -> JobDetail:
         service, job = self._service, job_of(self._service, call)
         view = service.job_view(job.id)
         assert view is not None
+        audience = Audience.of(call.caller)
         return JobDetail(
-            job=view,
+            job=audience.job(view, audience.own([view])),
             plan=service.plan_view(job.id),
             run=service.run_view(job.id, over=True),
             files=job.files,
@@ -89,10 +93,14 @@ class _Viewers:
         limit = int(call.number("limit", 100, 1, _MOST_EVENTS))
         before = int(call.number("before", 0, 0, 1 << 62)) or None
         found = await self._service.core.read(lambda db: db.events(limit, job, before))
-        return [event_view(event) for event in found]
+        audience = Audience.of(call.caller)
+        own = audience.own(self._service.stream.jobs())
+        return [audience.event(event_view(event), own) for event in found]
 
     async def providers(self, call: Call) -> list[ProviderView]:
-        return self._service.stream.providers()
+        stream, audience = self._service.stream, Audience.of(call.caller)
+        own = audience.own(stream.jobs())
+        return [audience.provider(view, own) for view in stream.providers()]
 
     async def metrics(self, call: Call) -> Response:
         kind = "text/plain; version=0.0.4; charset=utf-8"

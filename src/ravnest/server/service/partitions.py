@@ -1,0 +1,100 @@
+"""After planning: every provider gets the rows of its own cluster, and no others.
+
+The shards of a dataset are cut where its requester has cut them. The border between two clusters
+lies somewhere inside one: of such a shard each side gets a file with its own rows, which is kept in
+the folder of the run. Shards that lie within a cluster are handed out as they were handed in.
+"""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+
+from ravnest.api.jobs import DataSpec, JobSpec, ShardSpec
+from ravnest.api.limits import FileRef
+from ravnest.api.work import Assignment, DataPart, RowRange
+from ravnest.data.dividing import held_out_part
+from ravnest.data.slicing import row_bytes, slice_rows
+from ravnest.server.folders import HELD_OUT, link_or_copy
+from ravnest.server.planjob.outcome import MOST_LEFT_BYTES, PARTS, PLACES
+from ravnest.server.room import leave_room
+from ravnest.whole import make_folder, read_at_most, sync_files, write_whole
+
+_ROWS = "rows"
+
+
+def cut_to_partitions(folder: Path, blob: Callable[[str], Path], spare_bytes: int) -> None:
+    """In all assignments of a run. `blob` is where a file that was handed in lies. A `JobError` if
+    a shard is not what the job says; an `OSError` if there is no room. Waits for the disk."""
+    _Cutter(folder, blob, spare_bytes).cut()
+
+
+def link_held_out(folder: Path, spec: JobSpec, blob: Callable[[str], Path]) -> None:
+    """Into the folder of a run: whatever judges its weights sees no other folder."""
+    part = held_out_part(spec)
+    for shard in part.data.shards if part is not None else ():
+        for file in shard.files:
+            target = folder / HELD_OUT / file.path
+            make_folder(target.parent)
+            link_or_copy(blob(file.sha256), target)
+
+
+class _Cutter:
+    def __init__(self, folder: Path, blob: Callable[[str], Path], spare_bytes: int) -> None:
+        self._folder, self._blob, self._spare_bytes = folder, blob, spare_bytes
+        self._made: dict[tuple[str, int, int], FileRef] = {}
+        """Shard, first row, number of rows → what was made of it: Root and Leaf may share it."""
+        self._places: dict[str, str] = {}
+
+    def cut(self) -> None:
+        for path in sorted((self._folder / PARTS).iterdir()):
+            content = read_at_most(path, MOST_LEFT_BYTES)
+            planned = msgspec.json.decode(content, type=Assignment)
+            files = {file.path: file for file in planned.files}
+            train, validation = (
+                self._own_rows(part, files) for part in (planned.train, planned.validation)
+            )
+            if (train, validation) != (planned.train, planned.validation):
+                cut = msgspec.structs.replace(
+                    planned, files=tuple(files.values()), train=train, validation=validation
+                )
+                write_whole(path, msgspec.json.encode(cut))
+        if self._places:
+            sync_files(self._folder / _ROWS)
+            places = self._folder / PLACES
+            content = read_at_most(places, MOST_LEFT_BYTES)
+            known = msgspec.json.decode(content, type=dict[str, str])
+            write_whole(places, msgspec.json.encode(known | self._places))
+
+    def _own_rows(self, part: DataPart | None, files: dict[str, FileRef]) -> DataPart | None:
+        """The part with the rows of its range alone; `files` gets those that are new."""
+        if part is None:
+            return None
+        begin, shards = -part.range.first, []
+        for shard in part.data.shards:
+            wanted = range(max(0, -begin), min(shard.rows, part.range.rows - begin))
+            begin += shard.rows
+            if len(wanted) < shard.rows:
+                shard = self._cut_shard(part.data, shard, wanted)
+                files |= {file.path: file for file in shard.files}
+            shards.append(shard)
+        return DataPart(
+            data=DataSpec(fields=part.data.fields, shards=tuple(shards)),
+            range=RowRange(first=0, rows=part.range.rows),
+        )
+
+    def _cut_shard(self, data: DataSpec, shard: ShardSpec, wanted: range) -> ShardSpec:
+        make_folder(self._folder / _ROWS)
+        files = []
+        for column, file in zip(data.fields, shard.files, strict=True):
+            key = file.sha256, wanted.start, len(wanted)
+            if key not in self._made:
+                leave_room(self._folder, len(wanted) * row_bytes(column), self._spare_bytes)
+                name = f"{_ROWS}/{len(self._made)}.safetensors"
+                self._made[key] = slice_rows(
+                    *(self._blob(file.sha256), self._folder / name, file, column),
+                    *(shard.rows, wanted),
+                )
+                self._places[self._made[key].sha256] = name
+            files.append(msgspec.structs.replace(self._made[key], path=file.path))
+        return ShardSpec(rows=len(wanted), files=tuple(files))

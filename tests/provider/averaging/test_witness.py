@@ -1,0 +1,517 @@
+"""Members that lie in a round: the others do not take it over, and say who it was."""
+
+import itertools
+import logging
+import re
+
+import pytest
+import torch
+from msgspec import structs
+
+from ravnest.errors import WireError
+from ravnest.provider.averaging.course import Mean, Sum
+from ravnest.provider.averaging.exchange import Exchange
+from ravnest.provider.averaging.fragments import fragments_of
+from ravnest.provider.averaging.outer import Nesterov
+from ravnest.provider.averaging.ring import RingPlace, Surroundings
+from ravnest.provider.averaging.settings import Averaging
+from ravnest.provider.averaging.share import Facts, Snapshot
+from ravnest.provider.averaging.sketch import BUCKETS, TABLES, Sketcher, empty_sketch, length_of
+from ravnest.provider.averaging.wishes import bounded, too_many
+from ravnest.provider.averaging.witness import STRIKES
+from ravnest.provider.document import RingDocument, RingMember
+from ravnest.wire.codecs import Packed, codec_named, unpack
+from ravnest.wire.encoding import Parcel
+from ravnest.wire.messages import (
+    RingBegin,
+    RingCall,
+    RingCancel,
+    RingClear,
+    RingKey,
+    RingWitness,
+)
+
+BEGIN = Exchange.begin
+SHAPES = {"a": (40, 30), "b": (500,)}
+
+
+class Ring:
+    """Members of a ring over a line that keeps what it carries. `says(message)` is what the liar
+    says instead, `sends(item, values)` what it sends as a chunk. Of its chunks it says what is
+    true: else it would contradict those that they reach."""
+
+    def __init__(self, members, codec=None, outer=None, liar=None, still=False, most_rows=None):
+        self.still = still
+        self.codec = codec
+        self.liar = liar
+        self.says = self.sends = lambda *_: None
+        self.line, self.applied, self.said = [], [[] for _ in range(members)], []
+        self.facts = [Facts(100.0, 100.0, 1, ()) for _ in range(members)]
+        torch.manual_seed(members)
+        self.start = start = {name: torch.randn(shape) for name, shape in SHAPES.items()}
+        self.tensors = [{n: t.clone() for n, t in start.items()} for _ in range(members)]
+        settings = Averaging(outer=outer)
+        who = tuple(RingMember(f"node_{k}", "", k) for k in range(members))
+        self.places = []
+        for k in range(members):
+            made = fragments_of(start, set(SHAPES), settings, compresses=codec is not None)
+            place = RingPlace(
+                RingDocument(0, tuple(SHAPES), who, k),
+                made,
+                self.surroundings(k, made),
+                round_s=600,
+                wait_s=600,
+                most_rows=most_rows,
+                clock=lambda: 0.0,
+            )
+            place.starts_from(start)
+            self.places.append(place)
+        if liar is not None:
+            honest = self.places[liar]._begin
+            self.places[liar]._begin = lambda current: self.begin_lying(honest, current)
+
+    def begin_lying(self, honest, current):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(Exchange, "begin", lambda exchange: self.begin_chunks(exchange))
+            honest(current)
+
+    def begin_chunks(self, exchange):
+        truly = exchange._sent
+
+        def sent(vector, item, payload):
+            values = unpack(payload) if isinstance(payload, Packed) else payload.clone()
+            changed = self.sends(item, values)
+            if changed is None:
+                return truly(vector, item, payload)
+            packs = isinstance(payload, Packed)
+            return truly(
+                vector, item, codec_named(payload.codec).pack(changed) if packs else changed
+            )
+
+        exchange._sent = sent
+        return BEGIN(exchange)
+
+    def surroundings(self, k, fragments):
+        def take_snapshot(ring, number, some):
+            place = self.places[k]
+            place.snapshot_begun(number, self.facts[k])
+            vectors = tuple(fragments[n].layout.gather(self.tensors[k]) for n in some)
+            place.snapshot_taken(number, Snapshot(vectors, ()))
+
+        def apply(outcome):
+            self.applied[k].append(outcome)
+            for (layout, vectors), before in zip(outcome.parts, outcome.rest, strict=True):
+                if outcome.still:
+                    layout.write(vectors, self.tensors[k])
+                else:
+                    layout.apply(vectors, before, self.tensors[k])
+
+        return Surroundings(
+            send=lambda node, parcel: self.send(k, int(node.removeprefix("node_")), parcel),
+            take_snapshot=take_snapshot,
+            apply=apply,
+            skipped=lambda ring, is_refused: None,
+            released=lambda ring, last: None,
+            cut_off=lambda: None,
+            codec_for=lambda node: None if self.codec is None else codec_named(self.codec),
+        )
+
+    def send(self, source, to, parcel):
+        if source == self.liar:
+            parcel = Parcel(self.says(parcel.message) or parcel.message, parcel.tensors)
+        # What is written to after it was sent has arrived elsewhere long ago.
+        tensors = tuple(t if isinstance(t, Packed) else t.clone() for t in parcel.tensors)
+        self.line.append((source, to, Parcel(parcel.message, tensors)))
+
+    def learn(self, size=0.01):
+        for tensors in self.tensors:
+            for tensor in tensors.values():
+                tensor.add_(torch.randn(tensor.shape), alpha=size)
+
+    def round(self):
+        for place in self.places:
+            place.waits() if self.still else place.due()
+        self.deliver()
+
+    def deliver(self):
+        while self.line:
+            source, to, parcel = self.line.pop(0)
+            self.said.append(parcel.message)
+            self.places[to].heard(f"node_{source}", parcel)
+
+    def honest(self):
+        return [k for k in range(len(self.places)) if k != self.liar]
+
+    def distance(self, k, before):
+        return max(
+            float((self.tensors[k][name] - before[k][name]).norm()) for name in self.tensors[k]
+        )
+
+
+def blamed(caplog):
+    found = (re.search(r"goes on without node_(\d+)", text) for text in caplog.messages)
+    return {int(match[1]) for match in found if match}
+
+
+def means_made(change):
+    """Of the segment that the liar finishes."""
+    return lambda item, values: (
+        change(values) if isinstance(item, Mean) and item.holders == 1 else None
+    )
+
+
+def means_handed_on(change):
+    return lambda item, values: (
+        change(values) if isinstance(item, Mean) and item.holders > 1 else None
+    )
+
+
+OVERWRITES = {
+    "zeros": lambda values: torch.zeros_like(values) - 5.0,
+    "more of it": lambda values: values * 40 + 1.0,
+}
+KINDS = [(None, None), ("int8", None), (None, Nesterov(0.7, 0.9)), ("int4", Nesterov(0.7, 0.5))]
+
+
+@pytest.mark.parametrize("still", [False, True])
+@pytest.mark.parametrize("members", [2, 3, 5])
+@pytest.mark.parametrize(("codec", "outer"), [*KINDS, ("topk", None)])
+def test_honest_members_are_never_blamed(members, codec, outer, still, caplog):
+    caplog.set_level(logging.WARNING)
+    ring = Ring(members, codec, outer, still=still)
+    for number in range(12):
+        # Some train on more than others.
+        ring.facts = [Facts(20.0 + 100 * (k + number) % 300, 0.0, 1, ()) for k in range(members)]
+        ring.learn()
+        ring.round()
+    assert [len(applied) for applied in ring.applied] == [12] * members
+    assert caplog.messages == []
+
+
+@pytest.mark.parametrize("how", OVERWRITES)
+@pytest.mark.parametrize("members", [2, 3, 4])
+@pytest.mark.parametrize(("codec", "outer"), KINDS)
+def test_a_mean_that_its_finisher_rewrites_reaches_no_model(members, codec, outer, how, caplog):
+    """It was taken as it came, by everybody."""
+    caplog.set_level(logging.WARNING)
+    ring = Ring(members, codec, outer, liar=1)
+    ring.learn()
+    ring.round()
+    assert all(len(applied) == 1 for applied in ring.applied)
+    ring.sends = means_made(OVERWRITES[how])
+    before = [{n: t.clone() for n, t in tensors.items()} for tensors in ring.tensors]
+    for _ in range(STRIKES + 1):
+        ring.round()
+    assert blamed(caplog) == {1}
+    assert "moved the weights by" in caplog.text
+    for k in ring.honest():
+        assert ring.distance(k, before) < 1.0, "what was sent would have moved it by far more"
+    if members > 2:
+        ring.learn()
+        ring.round()
+        assert len({len(ring.applied[k]) for k in ring.honest()}) == 1
+        assert len(ring.applied[0]) > 1, "the others go on among themselves"
+
+
+@pytest.mark.parametrize("members", [2, 3, 4])
+def test_a_member_that_brings_a_model_of_its_own_is_left_out(members, caplog):
+    """Whatever it does is put into its share of the sums, and a mean is never touched."""
+    caplog.set_level(logging.WARNING)
+    ring = Ring(members, liar=0)
+    ring.learn()
+    ring.round()
+    before = [{n: t.clone() for n, t in tensors.items()} for tensors in ring.tensors]
+    for tensor in ring.tensors[0].values():
+        tensor.copy_(torch.randn(tensor.shape))
+    for _ in range(STRIKES + 1):
+        ring.round()
+    assert blamed(caplog) == {0}
+    assert all(ring.distance(k, before) < 1.0 for k in ring.honest())
+
+
+@pytest.mark.parametrize("members", [2, 3])
+def test_a_round_that_a_liar_calls_before_others_have_trained_is_not_taken_over(members, caplog):
+    """There is nothing yet that its change could be held against, and only it has a weight."""
+    ring = Ring(members, liar=1)
+    ring.facts = [Facts(100.0 * (k == 1), 0.0, 1, ()) for k in range(members)]
+    before = [{n: t.clone() for n, t in tensors.items()} for tensors in ring.tensors]
+    for tensor in ring.tensors[1].values():
+        tensor.copy_(torch.randn(tensor.shape))
+    ring.round()
+    assert all(ring.distance(k, before) == 0 for k in ring.honest())
+    assert blamed(caplog) == set()
+
+
+def test_a_member_that_never_trains_has_at_the_end_what_the_others_have():
+    ring = Ring(2, still=True)
+    ring.facts = [Facts(100.0 * k, 0.0, 1, ()) for k in range(2)]
+    ring.learn()
+    ring.tensors[0] = {n: t.clone() for n, t in ring.start.items()}
+    for place in ring.places:
+        place.ended()
+    ring.deliver()
+    assert torch.equal(ring.tensors[0]["a"], ring.tensors[1]["a"])
+    assert not torch.equal(ring.tensors[0]["a"], ring.start["a"])
+
+
+def test_a_member_that_began_much_earlier_is_not_left_out_for_being_ahead(caplog):
+    """The other one refuses the first rounds, and takes part when it has moved itself."""
+    caplog.set_level(logging.WARNING)
+    ring = Ring(2)
+    ring.facts = [Facts(16.0, 0.0, 1, ()), Facts(900.0, 0.0, 1, ())]
+    for tensor in ring.tensors[1].values():
+        tensor.add_(torch.randn(tensor.shape), alpha=0.5)
+    for number in range(8):
+        ring.learn(0.01 * 2**number)
+        ring.round()
+    refused = [text for text in caplog.messages if "is skipped: node_1" in text]
+    assert refused
+    assert blamed(caplog) == set()
+    assert ring.applied[0]
+    assert ring.applied[1]
+
+
+@pytest.mark.parametrize("members", [3, 4, 5])
+@pytest.mark.parametrize("codec", [None, "int8"])
+def test_a_mean_that_is_changed_on_its_way_is_found_at_once(members, codec, caplog):
+    """However little: what is handed on is to be the same bytes."""
+    caplog.set_level(logging.WARNING)
+    ring = Ring(members, codec, liar=2)
+    ring.sends = means_handed_on(lambda values: values + 1e-3)
+    ring.learn()
+    ring.round()
+    assert blamed(caplog) == {2}
+    assert "handed on another mean than it was given" in caplog.text
+    ring.learn()
+    ring.round()
+    assert all(len(ring.applied[k]) > 0 for k in ring.honest())
+
+
+@pytest.mark.parametrize("members", [2, 3, 4])
+def test_changes_do_not_cancel_each_other_out_in_a_sketch(members):
+    """With a sign for each row, half of all pairs of rows did, at any size."""
+    for attempt in range(12):
+        ring = Ring(members, liar=1)
+        ring.learn()
+        ring.round()
+        before = [{n: t.clone() for n, t in tensors.items()} for tensors in ring.tensors]
+        spoilt = ring.tensors[1]["a"].view(-1)
+        spoilt[BUCKETS * attempt // 2 : BUCKETS * attempt // 2 + BUCKETS] += 1e6
+        spoilt[-BUCKETS:] -= 1e6
+        ring.round()
+        assert all(ring.distance(k, before) == 0 for k in ring.honest())
+
+
+@pytest.mark.parametrize("members", [2, 3])
+def test_rows_count_for_little_when_the_others_have_not_trained_since(members, caplog):
+    """All of the share was that member's, and its change was held against rows that it made up."""
+    ring = Ring(members, liar=1, most_rows=10**6)
+    for _ in range(2):
+        ring.learn()
+        ring.round()
+    before = [{n: t.clone() for n, t in tensors.items()} for tensors in ring.tensors]
+    ring.facts = [Facts(1e6 * (k == 1), 0.0, 1, ()) for k in range(members)]
+    for _ in range(3):
+        for tensor in ring.tensors[1].values():
+            tensor.add_(torch.randn(tensor.shape), alpha=10.0)
+        ring.round()
+    assert all(ring.distance(k, before) < 0.5 for k in ring.honest())
+
+
+def test_rounds_without_end_move_a_member_that_is_computing_no_further_than_one(caplog):
+    """Each of them was within the bound."""
+    ring = Ring(2, liar=1)
+    ring.learn()
+    ring.round()
+    before = [{n: t.clone() for n, t in tensors.items()} for tensors in ring.tensors]
+    ring.facts = [Facts(100.0 * k, 0.0, 1, ()) for k in range(2)]
+    direction = {n: torch.randn(t.shape) for n, t in ring.start.items()}
+    for _ in range(100):
+        for name, tensor in ring.tensors[1].items():
+            tensor.add_(direction[name], alpha=0.01)
+        ring.round()
+    assert ring.distance(0, before) < 10 * 0.35, "a hundred changes of 0.35"
+
+
+def test_means_do_not_change_places_on_their_way(caplog):
+    """Sums of digests are the same in any order, so that each has to say where it belongs."""
+    key, one, other = Sketcher(b"k" * 16), torch.randn(300), torch.randn(300)
+    right = key.digest(one, (0, 1, 0)) + key.digest(other, (0, 2, 0))
+    assert key.digest(other, (0, 1, 0)) + key.digest(one, (0, 2, 0)) != right
+    packed = codec_named("fp16").pack(one)
+    for part in (packed.parts[0].view(torch.int16), packed.parts[0].reshape(-1, 2)):
+        falsified = Packed(packed.codec, packed.dtype, packed.shape, (part, *packed.parts[1:]))
+        assert key.digest(falsified, (0, 1, 0)) != key.digest(packed, (0, 1, 0))
+    bare = Packed(packed.codec, packed.dtype, packed.shape, (torch.tensor(1.0),))
+    assert key.digest(bare, (0, 1, 0))
+
+
+def test_words_before_an_exchange_has_begun_end_no_run():
+    ring = Ring(3)
+    ring.learn()
+    for place in ring.places:
+        place.due()
+    early = RingWitness(ring=0, round=3, of=0, usual=())
+    tensors = (torch.zeros(0, TABLES, BUCKETS), torch.zeros(0, dtype=torch.int64))
+    found = []
+    while ring.line:
+        source, to, parcel = ring.line.pop(0)
+        if isinstance(parcel.message, RingBegin):
+            ring.places[to].heard(f"node_{source}", parcel)
+            about = structs.replace(early, round=parcel.message.round, of=(to - 1) % 3)
+            with pytest.raises(WireError, match="before the exchange"):
+                ring.places[to].heard(f"node_{(to + 1) % 3}", Parcel(about, tensors))
+            found.append(to)
+            continue
+        ring.places[to].heard(f"node_{source}", parcel)
+    assert found
+
+
+def test_a_member_that_cancels_every_round_does_not_keep_the_others_busy():
+    """They took a snapshot of the weights and called again at once, for ever."""
+    ring = Ring(3)
+    ring.learn()
+    for place in ring.places:
+        place.due()
+    calls = 0
+    while ring.line:
+        source, to, parcel = ring.line.pop(0)
+        if to == 2 and isinstance(parcel.message, RingCall):
+            calls += 1
+            off = RingCancel(ring=0, round=parcel.message.round, reason="x")
+            parcel, to, source = Parcel(off), 1, 2
+        ring.places[to].heard(f"node_{source}", parcel)
+        assert calls < 50
+    assert calls > 1
+
+
+@pytest.mark.parametrize("members", [3, 4])
+def test_sums_are_not_changed_unseen(members, caplog):
+    caplog.set_level(logging.WARNING)
+    ring = Ring(members, liar=1)
+    ring.learn()
+    ring.round()
+    ring.sends = lambda item, values: values * 30 if isinstance(item, Sum) else None
+    before = [{n: t.clone() for n, t in tensors.items()} for tensors in ring.tensors]
+    for _ in range(STRIKES + 1):
+        ring.learn()
+        ring.round()
+    assert blamed(caplog) == {1}
+    assert all(ring.distance(k, before) < 3.0 for k in ring.honest())
+
+
+def test_a_member_that_says_it_has_trained_on_more_rows_than_there_are_is_left_out(caplog):
+    """9.9e14 rows were believed, and the model was that member's."""
+    caplog.set_level(logging.WARNING)
+
+    ring = Ring(3, liar=1, most_rows=50_000)
+    ring.facts[1] = Facts(9.9e14, 0.0, 1, ())
+    ring.learn()
+    ring.round()
+    assert blamed(caplog) == {1}
+    assert "it says that it has trained on 9.9e+14 rows, and there are 50000" in caplog.text
+    assert len(ring.applied[0]) == len(ring.applied[2]) == 1
+
+
+def weights_said(weights):
+    def says(message):
+        if isinstance(message, RingBegin) and len(message.weights) == len(weights):
+            return structs.replace(message, weights=weights)
+        return None
+
+    return says
+
+
+def test_a_leader_does_not_weigh_others_as_it_likes(caplog):
+    caplog.set_level(logging.WARNING)
+
+    ring = Ring(3, liar=0)
+    ring.says = weights_said((100.0, 0.0, 0.0))
+    ring.learn()
+    ring.round()
+    assert "weighs other than it has said" in caplog.text
+    assert not any(ring.applied)
+
+
+def test_weights_that_were_changed_on_their_way_are_noticed(caplog):
+    """Each member sees its own one; of the others it hears from those that watch them."""
+    caplog.set_level(logging.WARNING)
+
+    ring = Ring(4, liar=1)
+    ring.says = weights_said((1.0, 100.0, 100.0, 100.0))
+    ring.learn()
+    ring.round()
+    assert "were told different weights, again and again" in caplog.text
+    assert all(place.last is None or place.last.members < 4 for place in ring.places)
+
+
+def test_a_weight_counts_as_a_multiple_of_the_others_median_at_most():
+    assert bounded((100.0, 100.0)) == (100.0, 100.0)
+    assert bounded((1e9, 100.0)) == (400.0, 100.0)
+    assert bounded((1e9, 100.0, 300.0)) == (800.0, 100.0, 300.0)
+    assert bounded((1e9, 0.0)) == (1e9, 0.0), "nobody else has trained"
+    assert bounded((0.0, 0.0)) == (0.0, 0.0)
+    assert bounded((50.0, 10.0, 60.0, 20.0)) == (50.0, 10.0, 60.0, 20.0)
+    assert too_many((5.0, 6.0), 5) == 1
+    assert too_many((5.0, 6.0), None) is None
+
+
+def test_words_about_others_are_taken_from_one_side_only():
+    """A member stands between its watcher and half of the ring, and could speak for it."""
+    ring = Ring(4)
+    ring.learn()
+    for place in ring.places:
+        place.due()
+    heard = []
+    while ring.line:
+        source, to, parcel = ring.line.pop(0)
+        if isinstance(parcel.message, RingKey | RingWitness | RingClear):
+            heard.append(type(parcel.message).__name__)
+            step = -1 if isinstance(parcel.message, RingWitness) else 1
+            assert to == (source + step) % 4
+            with pytest.raises(Exception, match="wrong side"):
+                ring.places[to].heard(f"node_{(to + step) % 4}", parcel)
+        ring.places[to].heard(f"node_{source}", parcel)
+    assert set(heard) == {"RingKey", "RingWitness", "RingClear"}
+    assert [len(applied) for applied in ring.applied] == [1] * 4
+
+
+def test_no_member_is_told_the_key_by_which_it_is_watched():
+    ring = Ring(5)
+    ring.learn()
+    for place in ring.places:
+        place.due()
+    told = {k: set() for k in range(5)}
+    while ring.line:
+        source, to, parcel = ring.line.pop(0)
+        if isinstance(parcel.message, RingKey):
+            told[to].add(parcel.message.by)
+        ring.places[to].heard(f"node_{source}", parcel)
+    for member, by in told.items():
+        assert (member + 1) % 5 not in by
+        assert (member + 2) % 5 in by
+
+
+# ---- sketches
+
+
+@pytest.mark.parametrize("size", [1, 127, 128, 129, 5000, 700_001])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_sketch_of_pieces_is_that_of_the_whole_and_as_long(size, dtype):
+    torch.manual_seed(0)
+    key = Sketcher(b"k" * 16)
+    values = torch.randn(size, dtype=dtype)
+    whole, pieces = key.of("v", values), empty_sketch()
+    cuts = sorted({0, size // 7, size // 3, size // 2, size})
+    for start, stop in itertools.pairwise(cuts):
+        key.add(pieces, "v", start, values[start:stop] * 2, 0.5)
+    torch.testing.assert_close(whole, pieces, rtol=1e-5, atol=1e-4)
+    assert whole.shape == (TABLES, BUCKETS)
+    assert 0.5 < length_of(whole) / float(values.norm()) < 1.5
+    assert key.digest(values, (0,)) == key.digest(values.clone(), (0,))
+    before = key.digest(values, (0,))
+    values[size // 2] += 1
+    assert key.digest(values, (0,)) != before
+    other = Sketcher(b"j" * 16)
+    if size > BUCKETS:
+        assert not torch.equal(other.of("v", values), key.of("v", values))
