@@ -11,6 +11,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -18,9 +19,10 @@ import torch
 from benchmarks.averaging.training import ROWS, WIDTH, make_model, provider
 from benchmarks.local import equal_pool, free_addresses
 from ravnest import clusterize
+from ravnest.provider.averaging.bounds import Pledge
 from ravnest.provider.averaging.exchange import Exchange, Track
 from ravnest.provider.averaging.testimony import Testimony
-from ravnest.provider.averaging.witness import Verdict, Watch, Witness
+from ravnest.provider.averaging.witness import Watch, Witness
 
 ELEMENTS, ROUNDS, RUNS = 25_000_000, 15, 7
 MODE = "background, every 20 updates"
@@ -28,27 +30,33 @@ MODE = "background, every 20 updates"
 
 def exchange_s(watches: list[Watch] | None, vectors: list[torch.Tensor]) -> float:
     members = (0, 1)
-    for watch in watches or []:
+    tracks = [
+        [Track(vector, ELEMENTS, name="parameters", is_parameters=True)] for vector in vectors
+    ]
+    began = time.process_time()
+    pledges = []
+    for watch, own in zip(watches or [], tracks, strict=False):
         watch.begin(members)
+        pledges.append(watch.pledge(own, 1.0, has_ended=False))
     ends = [
         Exchange(
-            *(0, 1, [Track(vectors[k], ELEMENTS, name="parameters", is_parameters=True)]),
-            *(members, [1.0, 1.0], k),
+            *(0, 1, tracks[k], members, [0.5, 0.5], k),
             watch=None if watches is None else watches[k],
+            pledges=pledges,
         )
         for k in members
     ]
-    began = time.process_time()
     line = [(1 - k, each) for k in members for each in ends[k].begin()]
     while line:
         to, (message, payload) = line.pop(0)
+        assert isinstance(payload, torch.Tensor)
         onward = ends[to].arrived(message, payload.clone())
         if onward is not None:
             line.append((1 - to, onward))
     for end in ends:
         if end.witness is not None:
-            verdict = end.witness.judge(*end.witness.statement(), ())
-            assert not verdict.reason, verdict
+            found = end.witness.judge(*end.witness.statement())
+            assert not found, found
             end.witness.applied()
     return time.process_time() - began
 
@@ -75,8 +83,8 @@ def exchanges() -> None:
 class Unchecked(Testimony):
     """Believes everything."""
 
-    def verdict(self) -> Verdict | None:
-        return Verdict()
+    def verdict(self) -> str | None:
+        return ""
 
 
 def without_checks() -> None:
@@ -85,8 +93,13 @@ def without_checks() -> None:
     def nothing(self: Witness, *_: object) -> None:
         return None
 
-    ring.Testimony = Unchecked  # type: ignore[misc]
-    for name in ("brings", "sends", "receives"):
+    def has_not_moved(self: Watch, tracks: Sequence[Track], weight: float, **_: object) -> Pledge:
+        still = (0.0,) * len(tracks)
+        return Pledge(still, max(weight, 1.0), still, still)
+
+    ring.Testimony = Unchecked  # type: ignore[attr-defined]
+    Watch.pledge = has_not_moved  # type: ignore[assignment,method-assign]
+    for name in ("sends", "receives", "applied", "failed"):
         setattr(Witness, name, nothing)
 
 

@@ -162,6 +162,7 @@ class Reply(_Typed, frozen=True, kw_only=True):
 
 
 Members = Annotated[tuple[Count, ...], Meta(max_length=100_000)]
+Lengths = Annotated[tuple[float, ...], Meta(max_length=100_000)]
 
 
 class RingWish(_Typed, frozen=True, kw_only=True):
@@ -287,16 +288,29 @@ class RingChunk(_Typed, frozen=True, kw_only=True):
     """Members whose share is in it, or who have the mean."""
 
 
-class RingKey(_Typed, frozen=True, kw_only=True):
-    """Of a member that watches the one before it: how to sketch what that one is sent. Goes on to
-    the member before the watched one, and so never through it."""
+class RingPledge(_Typed, frozen=True, kw_only=True):
+    """What a member says of itself before any chunk of a round is sent. Goes around once."""
 
     ring: Count
     round: Count
     by: Count
-    key: Annotated[bytes, Meta(min_length=16, max_length=16)]
+    lengths: Lengths
+    rows: float
+    usual: Lengths
+    sizes: Lengths
+    has_ended: bool
+    keys: Annotated[tuple[Annotated[bytes, Meta(max_length=16)], ...], Meta(max_length=100_000)]
+    """How to sketch what the member before this one is sent, by vector: for the member before that
+    one, which hands the pledge on without them."""
+
+
+class RingTerms(_Typed, frozen=True, kw_only=True):
+    """To the next member, before the first chunk: digest of all pledges and weights, which are to
+    be the same for all."""
+
+    ring: Count
+    round: Count
     terms: Count
-    """Digest of the members and weights of the round, which are to be the same for all."""
 
 
 class RingWitness(_Typed, frozen=True, kw_only=True):
@@ -307,9 +321,6 @@ class RingWitness(_Typed, frozen=True, kw_only=True):
     ring: Count
     round: Count
     of: Count
-    usual: Annotated[tuple[tuple[float, ...], ...], Meta(max_length=100_000)]
-    """Of each member on the way: what it weighs, and how far it moves, by vector, at most in its
-    last rounds."""
 
 
 class RingClear(_Typed, frozen=True, kw_only=True):
@@ -330,7 +341,8 @@ RingMessage = (
     | RingCancel
     | RingGone
     | RingChunk
-    | RingKey
+    | RingPledge
+    | RingTerms
     | RingWitness
     | RingClear
 )

@@ -11,7 +11,14 @@ from ravnest.provider.averaging.share import Facts, Snapshot
 from ravnest.provider.document import RingDocument, RingMember
 from ravnest.wire.codecs import codec_named
 from ravnest.wire.encoding import Parcel
-from ravnest.wire.messages import RingBegin, RingCall, RingCancel, RingChunk, RingGone
+from ravnest.wire.messages import (
+    RingBegin,
+    RingCall,
+    RingCancel,
+    RingChunk,
+    RingGone,
+    RingPledge,
+)
 
 MEMBERS = (RingMember("node_0", "", 0), RingMember("node_1", "", 1))
 
@@ -109,6 +116,13 @@ def test_clusters_with_different_settings_find_out_at_once(fragments):
     assert all("mode or outer differ" in fault for fault in faults)
 
 
+def pledge():
+    """Of the first member: it has not moved its two vectors, nor the empty ones of buffers."""
+    still = (0.0,) * 4
+    words = {"lengths": still, "usual": still, "sizes": (1.0,) * 4, "rows": 1.0}
+    return Parcel(RingPledge(ring=0, round=1, by=0, **words, has_ended=False, keys=()))
+
+
 def chunk(values, **other):
     usual = {"vector": 0, "is_mean": True, "segment": 0, "chunk": 0, "passed": 1}
     return Parcel(RingChunk(ring=0, round=1, **{**usual, **other}), (values,))
@@ -118,6 +132,7 @@ def chunk(values, **other):
 def test_a_mean_that_is_not_finite_is_not_applied(value):
     place, sent = called(None)
     place.heard("node_0", begin())
+    place.heard("node_0", pledge())
     bad = torch.full((3,), value)
     place.heard("node_0", chunk(bad, is_mean=False, segment=0, passed=1))
     place.heard("node_0", chunk(torch.ones(3), segment=1, passed=1))

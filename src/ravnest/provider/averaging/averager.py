@@ -260,8 +260,8 @@ class Averager:
     def _connect(self, ring: RingPlace) -> None:
         """Neighbours change when members are lost. Those of a cluster that has left, with whom
         there never was a connection, will not come."""
-        while gone := next((node for node in ring.neighbours if self._never_came(ring, node)), None):
-            ring.lost(gone, f"cluster {ring.cluster_named(gone)} has left")
+        while gone := [node for node in ring.neighbours if self._never_came(ring, node)]:
+            ring.lost(gone[0], f"cluster {ring.cluster_named(gone[0])} has left")
         for node in ring.neighbours:
             self._link(node)
 

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 import torch
 
 from ravnest.errors import WireError
+from ravnest.provider.averaging.bounds import Pledge, Vector
 from ravnest.provider.averaging.course import Course, Division, Mean, Sum
 from ravnest.provider.averaging.outer import Momentum
 from ravnest.provider.averaging.sketch import Payload
@@ -48,6 +49,10 @@ class Track:
     """Not an optimizer's state, nor buffers."""
 
     @property
+    def vector(self) -> Vector:
+        return Vector(self.own.numel(), self.is_parameters)
+
+    @property
     def remembers(self) -> bool:
         """What a codec leaves out, or has left out before, is made up for."""
         return self.changes and self.residual is not None
@@ -66,12 +71,11 @@ class Exchange:
         me: int,
         *,
         still: bool = False,
-        last: bool = False,
-        trains: bool = True,
         chunk_bytes: int = CHUNK_BYTES,
         watch: Watch | None = None,
+        pledges: Sequence[Pledge] = (),
     ) -> None:
-        """`watch`: what goes past is looked at, see witness.py."""
+        """`watch`: what goes past is looked at, and held against the pledges; see witness.py."""
         self._ring, self._round = ring, number
         self._tracks = tracks
         place = members.index(me)
@@ -82,14 +86,10 @@ class Exchange:
         self._share = self._shares[place]
         self.witness: Witness | None = None
         if watch is not None:
-            self.witness = Witness(
-                *(watch, tracks, members, weights, self._shares),
-                last=last,
-                trains=trains,
-            )
+            self.witness = Witness(watch, tracks, members, self._shares, pledges)
         self._still = still
         self._divisions, self._courses = [], []
-        for vector, track in enumerate(tracks):
+        for track in tracks:
             elements = max(1, chunk_bytes // track.own.element_size())
             division = Division(track.own.numel(), len(members), elements)
             self._divisions.append(division)
@@ -100,8 +100,6 @@ class Exchange:
                 if track.momentum is not None:
                     first, stop = division.segment((place + 1) % len(members))
                     track.momentum.begin(members, first, stop, track.own.dtype)
-            if self.witness is not None:
-                self.witness.brings(vector)
 
     @property
     def share(self) -> float:

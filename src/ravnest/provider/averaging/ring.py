@@ -2,13 +2,15 @@
 
 import logging
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Literal
 
 import torch
 
 from ravnest.errors import RunError, WireError
+from ravnest.provider.averaging.bounds import Agreement, Pledge, agree
 from ravnest.provider.averaging.exchange import Exchange, Track
 from ravnest.provider.averaging.fragments import Fragment, is_finite
 from ravnest.provider.averaging.instructions import (
@@ -25,8 +27,6 @@ from ravnest.provider.averaging.share import Facts, Outcome, Snapshot
 from ravnest.provider.averaging.sketch import Payload
 from ravnest.provider.averaging.testimony import Testimony, Words
 from ravnest.provider.averaging.vectors import Layout, Vectors, numbered
-from ravnest.provider.averaging.wishes import bounded, too_many
-from ravnest.provider.averaging.witness import STRIKES, Verdict
 from ravnest.provider.document import RingDocument
 from ravnest.provider.telemetry import Round
 from ravnest.wire.codecs import Codec
@@ -35,6 +35,7 @@ from ravnest.wire.messages import RingChunk, RingMessage, RingShare
 
 logger = logging.getLogger("ravnest.averaging")
 _EARLY_BYTES = 1 << 20
+_MOST_DISAGREEMENTS = 3
 _ASKED_S = 60.0
 """How long a leader that is asked to go on without stragglers may take."""
 
@@ -84,6 +85,8 @@ class _Round:
     facts: Facts | None = None
     snapshot: Snapshot | None = None
     start: Start | None = None
+    tracks: list[Track] = field(default_factory=list)
+    """Once this member has pledged what it brings."""
     exchange: Exchange | None = None
     rest: tuple[Vectors, ...] = ()
     """What belongs to no parameter, as it was in the snapshot."""
@@ -132,6 +135,10 @@ class RingPlace:
             ),
         )
         self._disagreements = 0
+        self._rows: defaultdict[tuple[int, int], float] = defaultdict(float)
+        """Said so far by each member, of each fragment."""
+        self._lowered: set[int] = set()
+        """Members that count for much less than they weigh, which has been said."""
         self._roll = RollCall(
             document.id,
             document.place,
@@ -149,7 +156,9 @@ class RingPlace:
             vectors = fragment.layout.gather(tensors)
             for k, trained in enumerate(fragment.layout.trained()):
                 watch.starts_from(f"parameters {number}.{k}", vectors[k][:trained])
-                watch.starts_from(f"buffers {number}.{k}", vectors[k][trained:])
+                # Some models keep infinities in a buffer.
+                rest = vectors[k][trained:].nan_to_num(0.0, 0.0, 0.0)
+                watch.starts_from(f"buffers {number}.{k}", rest)
 
     @property
     def wake_at(self) -> float | None:
@@ -280,7 +289,7 @@ class RingPlace:
             return
         current.snapshot = snapshot
         self._check(current)
-        self._try_to_begin(current)
+        self._try_to_pledge(current)
 
     def _check(self, current: _Round) -> None:
         """A cluster that has gone astray ends here, and does not lead the others astray."""
@@ -345,7 +354,7 @@ class RingPlace:
         if start.weights[start.members.index(self._roll.me)] != self._round.facts.weight:
             self._disagree("this member weighs other than it has said")
             return False
-        place = too_many(start.weights, self._most_rows)
+        place = self._too_many(start)
         if place is None or start.members[place] == self._roll.me:
             return True
         self.lost(
@@ -356,22 +365,70 @@ class RingPlace:
         )
         return False
 
+    def _too_many(self, start: Start) -> int | None:
+        """The place of a member that says it has trained on more rows than there are."""
+        if self._most_rows is None:
+            return None
+        for place, (member, rows) in enumerate(zip(start.members, start.weights, strict=True)):
+            # A round that counts here may have failed there, and its rows are said once more.
+            so_far = self._rows[start.fragment, member]
+            if rows > self._most_rows or so_far + rows > 2 * self._most_rows:
+                return place
+        return None
+
     def _started(self, start: Start, current: _Round) -> None:
-        weights = bounded(start.weights)
-        for member, says, counts in zip(start.members, start.weights, weights, strict=True):
-            if says > counts:
-                logger.info(
-                    "ring %d: %s says %g rows, of which %g count: a multiple of the others' median",
-                    *(self.id, self._members[member].node, says, counts),
-                )
-        current.start = replace(start, weights=weights)
-        self._testimony.begin(current.start)
+        current.start = start
+        self._testimony.begin(start)
+        self._try_to_pledge(current)
+
+    def _try_to_pledge(self, current: _Round) -> None:
+        if current.start is None or current.snapshot is None or current.facts is None:
+            return
+        current.tracks = self._tracks(current.snapshot, current.start, current.fragments)
+        weight, has_ended = current.facts.weight, self._roll.has_ended
+        self._testimony.pledge(current.tracks, weight, has_ended=has_ended)
         self._try_to_begin(current)
 
     def _try_to_begin(self, current: _Round) -> None:
-        ready = current.snapshot is not None and self._testimony.watch.of_next is not None
-        if current.start is not None and current.exchange is None and ready:
-            self._begin(current)
+        """Once all members have pledged how far they have moved."""
+        if not current.tracks or current.exchange is not None:
+            return
+        pledges = self._testimony.pledges
+        if pledges is None:
+            return
+        assert current.start is not None
+        start, vectors = current.start, [track.vector for track in current.tracks]
+        if not all(pledge.is_about(len(vectors)) for pledge in pledges):
+            self._disagree("the members have pledged different vectors")
+            return
+        agreed = agree(start.weights, pledges, vectors, still=start.still)
+        self._report_lowered(agreed, start)
+        if agreed.idle is not None:
+            who = self._members[start.members[agreed.idle]].node
+            reason = f"{who} has not trained since the last round"
+            self._do(self._roll.failed(reason, self._clock(), is_refused=True))
+        elif not agreed.apart:
+            self._begin(current, agreed.shares, pledges)
+        elif start.still:  # it would be the same for ever
+            self._do(self._roll.leave(self._clock()))
+        else:
+            reason = "one of the two members has moved far away from the other"
+            self._do(self._roll.failed(reason, self._clock(), is_refused=True))
+
+    def _report_lowered(self, agreed: Agreement, start: Start) -> None:
+        """Once as a warning, until that member counts in full again."""
+        much = set()
+        for one in agreed.lowered:
+            member = start.members[one.place]
+            much |= {member} if one.is_worth_a_warning else set()
+            is_news = one.is_worth_a_warning and member not in self._lowered
+            logger.log(
+                logging.WARNING if is_news else logging.INFO,
+                "ring %d: %s has moved by %.3g, of which %.3g counts: a multiple of the others' "
+                "median; its share is lowered",
+                *(self.id, self._members[member].node, one.length, one.counts),
+            )
+        self._lowered = much
 
     def _released(self, last: bool, *, met: bool) -> None:
         if last:
@@ -384,8 +441,7 @@ class RingPlace:
             )
         self._around.released(self.id, last)
 
-    def _begin(self, current: _Round) -> None:
-        """Snapshot and start of the round are there."""
+    def _begin(self, current: _Round, shares: Sequence[float], pledges: Sequence[Pledge]) -> None:
         start, snapshot = current.start, current.snapshot
         assert start is not None
         assert snapshot is not None
@@ -394,14 +450,13 @@ class RingPlace:
         current.exchange = Exchange(
             self.id,
             start.round,
-            self._tracks(snapshot, start, current.fragments),
+            current.tracks,
             start.members,
-            start.weights,
+            shares,
             self._roll.me,
             still=start.still,
-            last=start.last,
-            trains=self._roll.trains,
             watch=self._testimony.watch,
+            pledges=pledges,
         )
         assert current.exchange.witness is not None
         self._testimony.exchanges(current.exchange.witness)
@@ -463,11 +518,12 @@ class RingPlace:
         if not current.is_exchanged:
             current.is_exchanged = True
             self._testimony.exchanged()
-        verdict = self._testimony.verdict()
-        if verdict is None:
+        found = self._testimony.verdict()
+        if found is None:
             return
-        if verdict.reason:
-            self._caught(verdict, start)
+        if found:
+            node = self._members[self._testimony.watch.neighbour(-1)].node
+            self.lost(node, f"in round {self._turn(start.round)} {found}", is_caught=True)
             return
         if not self._is_usable(snapshot, start):
             self._refuse(current, start, facts)
@@ -477,6 +533,8 @@ class RingPlace:
         current.exchange.witness.applied()
         self._testimony.end()
         self._disagreements = 0
+        for member, rows in zip(start.members, start.weights, strict=True):
+            self._rows[start.fragment, member] += rows
         parts = []
         for number, vectors in zip(current.fragments, snapshot.vectors, strict=True):
             fragment = self.fragments[number]
@@ -520,8 +578,9 @@ class RingPlace:
         current = self._round
         if current is None:
             return
-        if problem := self._testimony.heard(words, parcel.tensors, source):
-            self._disagree(problem)
+        self._testimony.heard(words, parcel.tensors, source)
+        if self._testimony.disagree:
+            self._disagree("the members were told different weights")
             return
         self._try_to_begin(current)
         self._look_whether_done(current)
@@ -530,25 +589,11 @@ class RingPlace:
         """A member between here and there has lied, and it cannot be told which one. Where it does
         so again and again this member goes."""
         self._disagreements += 1
-        if self._disagreements < STRIKES:
+        if self._disagreements < _MOST_DISAGREEMENTS:
             self._do(self._roll.failed(reason, self._clock()))
         else:
             logger.warning("ring %d: this member leaves: %s, again and again", self.id, reason)
             self._do(self._roll.leave(self._clock()))
-
-    def _caught(self, verdict: Verdict, start: Start) -> None:
-        watch = self._testimony.watch
-        if verdict.is_early:
-            self._do(self._roll.failed(verdict.reason, self._clock(), is_refused=True))
-            return
-        node = self._members[watch.neighbour(-1)].node
-        is_last = watch.strike(verdict)
-        said = f"in round {self._turn(start.round)} {verdict.reason}"
-        if is_last:
-            self.lost(node, said, is_caught=True)
-        else:
-            logger.warning("ring %d: %s: %s", self.id, node, said)
-            self._do(self._roll.failed(f"{node}: {said}", self._clock(), is_refused=True))
 
     def _is_usable(self, snapshot: Snapshot, start: Start) -> bool:
         """What has come of it; another member may have gone astray without noticing."""
@@ -621,7 +666,8 @@ class RingPlace:
             self._testimony.end()
             self._round = None
         turn = self._turn(number)
-        logger.warning("ring %d: round %d is skipped: %s", self.id, turn, reason)
+        level = logging.INFO if skip.is_refused else logging.WARNING
+        logger.log(level, "ring %d: round %d is skipped: %s", self.id, turn, reason)
         self._around.skipped(self.id, skip.is_refused)
 
 

@@ -126,9 +126,9 @@ class RollCall:
         return self.alive[0]
 
     @property
-    def trains(self) -> bool:
-        """Neither waits for others nor has finished."""
-        return self._stand == "trains"
+    def has_ended(self) -> bool:
+        """This member has finished training."""
+        return self._stand == "ended"
 
     @property
     def is_idle(self) -> bool:

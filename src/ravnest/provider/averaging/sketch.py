@@ -8,6 +8,8 @@ every other pair, and for these, in all four tables, no pair that a member witho
 """
 
 import hashlib
+import math
+from collections.abc import Sequence
 
 import numpy as np
 import torch
@@ -16,7 +18,7 @@ from cryptography.hazmat.primitives.poly1305 import Poly1305
 from ravnest.wire.codecs import Packed, unpack
 
 BUCKETS, TABLES = 128, 4
-"""Norms are right to about 6 % in each table."""
+"""Norms are right to about 6 % in each table, where rows are not alike."""
 _BLOCK = 4096 * BUCKETS
 """Elements that are added up in single precision; blocks are added up in double precision."""
 Payload = torch.Tensor | Packed
@@ -27,9 +29,14 @@ def empty_sketch() -> torch.Tensor:
 
 
 def length_of(sketch: torch.Tensor) -> float:
-    """Of the vector. The longest that a table tells: one in which something cancels out does not
-    hide it."""
-    return float(sketch.norm(dim=1).max())
+    """Of the vector, as all tables together tell it."""
+    return math.sqrt(float(sketch.square().sum()) / len(sketch))
+
+
+def longest_of(sketches: torch.Tensor) -> float:
+    """Of the vector, as the table tells it that makes it longest. Where rows are alike (a gradient
+    of one sample, a shift) a table may tell far too little, but hardly all of several keys."""
+    return float(sketches.norm(dim=-1).max()) if sketches.numel() else 0.0
 
 
 class Sketcher:
@@ -48,25 +55,10 @@ class Sketcher:
         scale: float = 1.0,
     ) -> None:
         """The elements from `start` on of the vector of this name, times `scale`."""
-        position, left = start, values.detach()
-        while left.numel():
-            row, column = divmod(position, BUCKETS)
-            if column or left.numel() < BUCKETS:
-                piece = left[: BUCKETS - column]
-                numbers = self._numbers_of(name, row + 1)[:, row].double()
-                part = torch.outer(numbers, piece.double())
-                into[:, column : column + piece.numel()].add_(part, alpha=scale)
-            else:
-                rows = min(left.numel(), _BLOCK) // BUCKETS
-                piece = left[: rows * BUCKETS]
-                numbers = self._numbers_of(name, row + rows)[:, row : row + rows]
-                into.add_(numbers.to(piece.dtype) @ piece.view(rows, BUCKETS), alpha=scale)
-            position, left = position + piece.numel(), left[piece.numel() :]
+        add_all([self], into[None], name, start, values, scale)
 
     def of(self, name: str, values: torch.Tensor) -> torch.Tensor:
-        sketch = empty_sketch()
-        self.add(sketch, name, 0, values)
-        return sketch
+        return sketches_of([self], name, values)[0]
 
     def digest(self, payload: Payload, place: tuple[int, ...]) -> int:
         """Of the bytes as they travel, and of where they belong. Sums of digests tell whether any
@@ -82,7 +74,7 @@ class Sketcher:
             total += int.from_bytes(Poly1305.generate_tag(key, content)[:7])
         return total
 
-    def _numbers_of(self, name: str, rows: int) -> torch.Tensor:
+    def numbers_of(self, name: str, rows: int) -> torch.Tensor:
         """From 0.5 to 1.5 with either sign, their squares 1 on average: one of TABLES for each."""
         known = self._numbers.get(name)
         if known is None or known.shape[1] < rows:
@@ -100,6 +92,42 @@ class Sketcher:
         found: np.ndarray[tuple[int], np.dtype[np.float32]]
         found = np.where(drawn & 1, sizes, -sizes).astype(np.float32)
         return found
+
+
+def add_all(
+    keys: Sequence[Sketcher],
+    into: torch.Tensor,
+    name: str,
+    start: int,
+    values: torch.Tensor,
+    scale: float = 1.0,
+) -> None:
+    """To the sketches under all these keys: the values are read once."""
+    tables = into.view(-1, BUCKETS)
+    position, left = start, values.detach()
+    while left.numel() and keys:
+        row, column = divmod(position, BUCKETS)
+        is_part = bool(column) or left.numel() < BUCKETS
+        rows = 1 if is_part else min(left.numel(), _BLOCK) // BUCKETS
+        piece = left[: BUCKETS - column] if is_part else left[: rows * BUCKETS]
+        numbers = torch.cat([key.numbers_of(name, row + rows)[:, row : row + rows] for key in keys])
+        if is_part:
+            part = torch.outer(numbers[:, 0].double(), piece.double())
+            tables[:, column : column + piece.numel()].add_(part, alpha=scale)
+        else:
+            tables.add_(numbers.to(piece.dtype) @ piece.view(rows, BUCKETS), alpha=scale)
+        position, left = position + piece.numel(), left[piece.numel() :]
+
+
+def sketches_of(keys: Sequence[Sketcher], name: str, values: torch.Tensor) -> torch.Tensor:
+    """One for each key."""
+    sketches = empty_sketches(len(keys))
+    add_all(keys, sketches, name, 0, values)
+    return sketches
+
+
+def empty_sketches(count: int) -> torch.Tensor:
+    return torch.zeros(count, TABLES, BUCKETS, dtype=torch.float64)
 
 
 def values_of(payload: Payload) -> torch.Tensor:

@@ -5,7 +5,6 @@ Knows no rounds under way, no messages on their way and no time: that is the rol
 what members have said in answer to its call.
 """
 
-import bisect
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -14,8 +13,6 @@ from msgspec.structs import replace
 from ravnest.wire.messages import RingBegin, RingCall, RingWish
 
 MISMATCH = "the clusters do not average the same: tensors, fragments, mode or outer differ"
-MOST_TIMES_THE_WEIGHT = 4.0
-"""So many times the median of the others' weights, and no more, a member's own one counts."""
 _MOST_SAMPLES = 1e15
 
 
@@ -102,31 +99,6 @@ def can_average(members: Sequence[int], weights: Sequence[float], alive: Sequenc
     not."""
     usable = len(weights) == len(members) and all(0 <= weight < _MOST_SAMPLES for weight in weights)
     return list(members) == list(alive) and usable
-
-
-def too_many(weights: Sequence[float], most_rows: float | None) -> int | None:
-    """The place of a member that says it has trained on more rows than there are for a cluster."""
-    if most_rows is not None:
-        for place, weight in enumerate(weights):
-            if weight > most_rows:
-                return place
-    return None
-
-
-def bounded(weights: Sequence[float]) -> tuple[float, ...]:
-    """As they count: members say themselves how much they have trained, and none is to outweigh
-    the others by saying so. The same for all members, from what all have heard."""
-    some = sorted(weight for weight in weights if weight > 0)
-    if len(some) < 2:
-        return tuple(weights)
-    return tuple(min(weight, _most_beside(some, weight)) if weight else 0.0 for weight in weights)
-
-
-def _most_beside(ordered: Sequence[float], weight: float) -> float:
-    """What one of these counts at most: by the median of the others."""
-    place, others = bisect.bisect_left(ordered, weight), len(ordered) - 1
-    middle = [ordered[k if k < place else k + 1] for k in ((others - 1) // 2, others // 2)]
-    return MOST_TIMES_THE_WEIGHT * sum(middle) / 2
 
 
 def _all_the_same(numbers: Iterator[int]) -> bool:
