@@ -44,13 +44,14 @@ class Watch(Callback):
     """Times the batches after the first ones."""
 
     def __init__(self) -> None:
-        self.seconds = 0.0
+        self.seconds = self.processor_s = 0.0
 
     def on_step_end(self, progress: Progress) -> None:
         if progress.step == WARM_UP:
-            self.seconds = -time.perf_counter()
+            self.seconds, self.processor_s = -time.perf_counter(), -time.process_time()
         elif progress.step == BATCHES:
             self.seconds += time.perf_counter()
+            self.processor_s += time.process_time()
 
 
 def provider(mode: str) -> None:
@@ -69,7 +70,7 @@ def provider(mode: str) -> None:
     watch = Watch()
     with node:
         Trainer(node=node, train_loader=data, callbacks=[watch]).train()
-        print(watch.seconds, node.stages.get("rounds/0", 0.0), flush=True)
+        print(watch.processor_s, watch.seconds, node.stages.get("rounds/0", 0.0), flush=True)
 
 
 def measure(mode: str) -> tuple[float, float]:

@@ -79,7 +79,7 @@ class Sketcher:
         known = self._numbers.get(name)
         if known is None or known.shape[1] < rows:
             # A longer stream begins with the shorter one, and is the same with every torch.
-            size = max(1024, 1 << (rows - 1).bit_length())
+            size = max(rows, 0 if known is None else 2 * known.shape[1])
             drawn = np.stack([self._drawn(f"{name}/{table}", size) for table in range(TABLES)])
             known = self._numbers[name] = torch.from_numpy(drawn)
         return known
@@ -88,10 +88,14 @@ class Sketcher:
         key = hashlib.blake2b(about.encode(), key=self.key, digest_size=16).digest()
         stream = np.random.Philox(key=int.from_bytes(key))
         drawn = stream.random_raw((count + 1) // 2).view(np.uint32)[:count]
-        sizes = (0.5 + (drawn >> 1) / float(1 << 31)) / np.sqrt(13 / 12)
-        found: np.ndarray[tuple[int], np.dtype[np.float32]]
-        found = np.where(drawn & 1, sizes, -sizes).astype(np.float32)
-        return found
+        # By their bits, which takes a tenth of the time: the upper ones are a fraction of the
+        # numbers from 1 to 2, the lowest one is the sign.
+        bits = (drawn >> 9) | np.uint32(0x3F800000)
+        sizes = bits.view(np.float32)
+        sizes -= np.float32(0.5)
+        sizes *= np.float32(1 / math.sqrt(13 / 12))
+        bits |= drawn << 31
+        return sizes
 
 
 def add_all(

@@ -240,18 +240,23 @@ class Witness:
             unit = self._unit(message.segment)
             own.add(self._got[vector], name, start, _judged(self._tracks[vector], values), unit)
             return
-        if message.passed == 1:
-            made = _judged(self._tracks[vector], values)
-            own.add(self._finished[vector], name, start, made)
-        else:
+        if message.passed > 1:
             place = (vector, message.segment, message.chunk)
             self._got_means[vector] += own.digest(payload, place)
-        self._note_mean(vector, start, values)
+        self._note_mean(vector, start, values, made_by_previous=message.passed == 1)
 
-    def _note_mean(self, vector: int, start: int, values: torch.Tensor) -> None:
+    def _note_mean(
+        self, vector: int, start: int, values: torch.Tensor, *, made_by_previous: bool = False
+    ) -> None:
         track = self._tracks[vector]
-        values = _judged(track, values)
-        add_all(self._later[vector], self._means[vector], track.name, start, values)
+        keys, into = self._later[vector], self._means[vector]
+        if made_by_previous:
+            keys = [self._watch.own(track.name), *keys]
+            into = empty_sketches(len(keys))
+        add_all(keys, into, track.name, start, _judged(track, values))
+        if made_by_previous:
+            self._finished[vector] += into[0]
+            self._means[vector] += into[1:]
 
     def _unit(self, segment: int) -> float:
         return self._shares[segment] or 1.0
