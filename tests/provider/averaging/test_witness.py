@@ -201,6 +201,43 @@ def test_honest_members_are_never_blamed(members, codec, outer, still, caplog):
     assert caplog.messages == []
 
 
+@pytest.mark.parametrize("members", [3, 4])
+@pytest.mark.parametrize(("codec", "outer"), [*KINDS, ("topk", None)])
+def test_honest_members_of_different_speeds_are_not_blamed(members, codec, outer, caplog):
+    """Nor one that has not trained, but brings what a codec has left out of earlier rounds."""
+    caplog.set_level(logging.WARNING)
+    ring = Ring(members, codec, outer)
+    for number in range(24):
+        idle = number % (members + 1)
+        ring.facts = []
+        for k, tensors in enumerate(ring.tensors):
+            steps = 0 if k == idle else (1, 3, 12, 16)[k]
+            for tensor in tensors.values():
+                tensor.add_(torch.randn(tensor.shape), alpha=0.01 * steps)
+            ring.facts.append(Facts(16.0 * steps, 16.0 * steps, steps, ()))
+        ring.round()
+    assert [len(applied) for applied in ring.applied] == [24] * members
+    assert not blamed(caplog)
+
+
+@pytest.mark.parametrize("members", [2, 3])
+@pytest.mark.parametrize(("codec", "outer"), KINDS)
+def test_honest_members_whose_rows_are_all_moved_alike_are_not_blamed(
+    members, codec, outer, caplog
+):
+    """A table of a sketch may see next to nothing of a shift of all rows, or twice as much."""
+    caplog.set_level(logging.WARNING)
+    for seed in range(25):
+        ring = Ring(members, codec, outer)
+        torch.manual_seed(seed)
+        for _ in range(4):
+            for tensors in ring.tensors:
+                for tensor in tensors.values():
+                    tensor.add_(0.01 * torch.randn(()))
+            ring.round()
+        assert not blamed(caplog)
+
+
 @pytest.mark.parametrize("how", OVERWRITES)
 @pytest.mark.parametrize("members", [2, 3, 4])
 @pytest.mark.parametrize(("codec", "outer"), KINDS)

@@ -54,8 +54,8 @@ _LEAST_NOISE = 1e-4
 _SPARES = 2
 """Keys: for the next round that counts, and for another member that is to be watched then."""
 _ROUNDS = 8
-"""The longest change of so many rounds is what is usual: what a codec has left out of one of them
-may come with the next ones."""
+"""The longest change of so many rounds is what is usual, and what a codec has left out of so many
+may still come."""
 
 
 class Watched(Protocol):
@@ -89,6 +89,9 @@ class Watch:
         self.about: dict[str, float] = {}
         """How far from here that may be for others: they may have taken over a round that failed
         here; or it is not known here, and this member's own values stand for it."""
+        self.means: deque[dict[str, float]] = deque(maxlen=_ROUNDS)
+        """How far the means of the last rounds can have been from where members began: what a codec
+        has left out of them comes with the next ones."""
         self._moved: dict[str, float] = {}
         self._weight = 0.0
         self._recent: deque[tuple[float, dict[str, float]]] = deque(maxlen=_ROUNDS)
@@ -139,7 +142,10 @@ class Watch:
         sizes = []
         for track in tracks:
             values = _judged(track, track.own)
-            if self.base_of(track) is None:
+            if self.base_of(track) is None and track.changes:  # it is kept; only a key is too new
+                assert track.base is not None
+                self.starts_from(track.name, track.base)
+            elif self.base_of(track) is None:
                 self.about[track.name] = self._longest(track.name)
                 self.starts_from(track.name, values)
             bases = self.bases.get(track.name)
@@ -296,7 +302,7 @@ class Witness:
         length = length_of(brought)
         noise = self._watch.noise.get(track.name, _LEAST_NOISE)
         likely = share * (says + self._watch.about.get(track.name, 0.0))
-        likely += noise * self._mean_length(vector)
+        likely += noise * self._longest_mean(vector)
         near = (share + noise) * ROUNDING * scale
         allowed = TOLERANCE * (likely + near) + _SUM_ROUNDING * scale
         if length <= allowed:
@@ -309,9 +315,20 @@ class Witness:
         )
 
     def _mean_length(self, vector: int) -> float:
-        """How far a mean of these pledges can be from where the members began."""
+        """How far a mean of these pledges can be from where the members began. A long pledge has
+        lowered its member's share, so none of them makes much of this."""
         everybody = zip(self._shares, self._pledges, strict=True)
-        return sum(share * pledge.usual[vector] for share, pledge in everybody)
+        return sum(share * pledge.lengths[vector] for share, pledge in everybody)
+
+    def _longest_mean(self, vector: int) -> float:
+        name = self._tracks[vector].name
+        before = [lengths.get(name, 0.0) for lengths in self._watch.means]
+        return max([self._mean_length(vector), *before])
+
+    def _ends(self) -> None:
+        self._watch.means.append(
+            {track.name: self._mean_length(vector) for vector, track in enumerate(self._tracks)}
+        )
 
     def _mean_made(self, vector: int) -> torch.Tensor:
         """The mean that the member before this one has made, as it was before its outer step."""
@@ -327,6 +344,7 @@ class Witness:
     def applied(self) -> None:
         """The round counts: the next one is counted from here, and with the next key."""
         watch = self._watch
+        self._ends()
         watch.moved()
         watch.about = {}
         for vector, track in enumerate(self._tracks):
@@ -344,6 +362,7 @@ class Witness:
 
     def failed(self) -> None:
         """The outer optimizer begins anew. Others may have taken the round over."""
+        self._ends()
         for vector, track in enumerate(self._tracks):
             self._watch.velocities.pop(track.name, None)
             known = self._watch.about.get(track.name, 0.0)
