@@ -1,32 +1,27 @@
 """What do the checks of a round cost? The same with and without them, in turn.
 
 First the exchange alone: 100 MB between two members of one process, processor seconds. Then two
-clusters of one provider each that train and average over loopback, rounds every 20 updates: batches
-per second, and processor seconds for them, which other work on the machine changes less. Without
-checks there are no sketches and every round is taken over.
+clusters of one provider each that train and average over a cable: batches per second, and per
+second of the processor, which other work on the machine changes less. Without checks there are no
+sketches and every round is taken over. Needs root.
 """
 
-import os
 import statistics
-import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Sequence
-from pathlib import Path
 
 import torch
 
-from benchmarks.averaging.training import ROWS, WIDTH, make_model, provider
-from benchmarks.local import equal_pool, free_addresses
-from ravnest import clusterize
+from benchmarks.averaging.training import measure, provider
 from ravnest.provider.averaging.bounds import Pledge
 from ravnest.provider.averaging.exchange import Exchange, Track
 from ravnest.provider.averaging.testimony import Testimony
 from ravnest.provider.averaging.witness import Watch, Witness
 
-ELEMENTS, ROUNDS, RUNS = 25_000_000, 15, 15
-MODE = "background, every 20 updates"
+ELEMENTS, ROUNDS, RUNS, BATCHES = 25_000_000, 15, 9, 600
+CABLES = {100: "always in a round", 1000: "background, every 20 updates"}
+"""The most rounds that a fast line at home has room for, and those of a network of a company."""
 
 
 def exchange_s(watches: list[Watch] | None, vectors: list[torch.Tensor]) -> float:
@@ -104,59 +99,30 @@ def without_checks() -> None:
         setattr(Witness, name, nothing)
 
 
-def train(checked: bool) -> tuple[float, float]:
-    """Seconds, and processor seconds of both clusters."""
-    with tempfile.TemporaryDirectory() as folder:
-        run = equal_pool(Path(folder), free_addresses(2), {"ram": 4.0, "bandwidth": 1000.0})
-        clusterize(
-            make_model(),
-            (torch.randn(ROWS, WIDTH),),
-            node_data=run.root,
-            min_cluster_size=1,
-            max_clusters=2,
-            idle_gain=1e9,
-            quiet=True,
-        )
-        environment = {
-            **os.environ,
-            "PYTHONPATH": str(Path(__file__).resolve().parents[2]),
-            "RAVNEST_NODE_DATA": str(run.root),
-            "OMP_NUM_THREADS": "1",
-        }
-        command = [sys.executable, "-m", "benchmarks.averaging.checks", str(int(checked))]
-        ends = [
-            subprocess.Popen(
-                command,
-                stdout=subprocess.PIPE,
-                text=True,
-                cwd=folder,
-                env={**environment, "RAVNEST_NODE": f"node_{rank}"},
-            )
-            for rank in (0, 1)
-        ]
-        printed = [end.communicate(timeout=300)[0].split() for end in ends]
-    if any(end.returncode for end in ends):
-        raise SystemExit("a provider failed")
-    assert all(float(words[-1]) > 2 for words in printed), "there were no rounds"
-    seconds = max(float(words[-2]) for words in printed)
-    return seconds, sum(float(words[-3]) for words in printed)
-
-
 def main() -> None:
     torch.set_num_threads(1)
     exchanges()
-    pairs = [(train(checked=False), train(checked=True)) for _ in range(RUNS)]
-    print(f"two clusters, 12 MB averaged every 20 updates, plain / checked, {RUNS} pairs")
-    for number, what in enumerate(("seconds", "processor seconds")):
-        ratios = sorted(plain[number] / checked[number] for plain, checked in pairs)
-        found = " ".join(f"{ratio:.3f}" for ratio in ratios)
-        print(f"  {what}: median {statistics.median(ratios):.3f}   ({found})", flush=True)
+    print(f"two clusters that average 12 MB, checked / plain, medians of {RUNS} pairs")
+    for mbps, mode in CABLES.items():
+        ratios: list[list[float]] = [[], []]
+        rounds: list[float] = []
+        for _ in range(RUNS):
+            plain, checked = (
+                measure(mode, BATCHES, mbps, "checks", str(int(checks))) for checks in (0, 1)
+            )
+            for number, found in enumerate(ratios):
+                found.append(checked[number] / plain[number])
+            rounds.append(checked[2])
+        print(f"  {mbps} Mbit/s, {mode}: {statistics.median(rounds):.0f} rounds")
+        for what, found in zip(("a second", "a processor second"), ratios, strict=True):
+            each = " ".join(f"{ratio:.3f}" for ratio in sorted(found))
+            print(f"    batches {what}: {statistics.median(found):.3f} ({each})", flush=True)
 
 
 if __name__ == "__main__":
     if len(sys.argv) > 1:
-        if sys.argv[1] == "0":
+        if sys.argv[3] == "0":
             without_checks()
-        provider(MODE)
+        provider(sys.argv[1], int(sys.argv[2]))
     else:
         main()

@@ -1,7 +1,7 @@
 """Long vectors as short ones that tell how long they are, and whether they were changed.
 
 A sketch is linear: of a sum it is the sum of the sketches, whatever pieces the vector came in. Each
-row of 128 elements is multiplied by a random number of its own and added up, in four tables with
+row of 512 elements is multiplied by a random number of its own and added up, in four tables with
 numbers of their own (AMS sketch). The numbers follow from a key. They are real numbers and no
 signs: changes in two rows cancel each other out where their numbers are equal, which for signs is
 every other pair, and for these, in all four tables, no pair that a member without the key can name.
@@ -17,9 +17,9 @@ from cryptography.hazmat.primitives.poly1305 import Poly1305
 
 from ravnest.wire.codecs import Packed, unpack
 
-BUCKETS, TABLES = 128, 4
-"""Norms are right to about 6 % in each table, where rows are not alike."""
-_BLOCK = 4096 * BUCKETS
+BUCKETS, TABLES = 512, 4
+"""Norms are right to about 3 % in each table, where rows are not alike."""
+_BLOCK = 1024 * BUCKETS
 """Elements that are added up in single precision; blocks are added up in double precision."""
 Payload = torch.Tensor | Packed
 
@@ -75,13 +75,13 @@ class Sketcher:
         return total
 
     def numbers_of(self, name: str, rows: int) -> torch.Tensor:
-        """From 0.5 to 1.5 with either sign, their squares 1 on average: one of TABLES for each."""
+        """From 0.5 to 1.5 with either sign, their squares 1 on average: TABLES for each row."""
         known = self._numbers.get(name)
-        if known is None or known.shape[1] < rows:
+        if known is None or len(known) < rows:
             # A longer stream begins with the shorter one, and is the same with every torch.
-            size = max(rows, 0 if known is None else 2 * known.shape[1])
-            drawn = np.stack([self._drawn(f"{name}/{table}", size) for table in range(TABLES)])
-            known = self._numbers[name] = torch.from_numpy(drawn)
+            size = max(rows, 0 if known is None else 2 * len(known))
+            drawn = self._drawn(name, size * TABLES)
+            known = self._numbers[name] = torch.from_numpy(drawn).view(size, TABLES)
         return known
 
     def _drawn(self, about: str, count: int) -> np.ndarray[tuple[int], np.dtype[np.float32]]:
@@ -114,7 +114,8 @@ def add_all(
         is_part = bool(column) or left.numel() < BUCKETS
         rows = 1 if is_part else min(left.numel(), _BLOCK) // BUCKETS
         piece = left[: BUCKETS - column] if is_part else left[: rows * BUCKETS]
-        numbers = torch.cat([key.numbers_of(name, row + rows)[:, row : row + rows] for key in keys])
+        drawn = [key.numbers_of(name, row + rows)[row : row + rows] for key in keys]
+        numbers = torch.cat(drawn, dim=1).T
         if is_part:
             part = torch.outer(numbers[:, 0].double(), piece.double())
             tables[:, column : column + piece.numel()].add_(part, alpha=scale)
