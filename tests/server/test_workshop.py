@@ -15,7 +15,7 @@ import a_job
 import msgspec
 import pytest
 import torch
-from a_job import make_job
+from a_job import make_job, ref
 from safetensors.torch import load_file
 
 from ravnest.api.jobs import Legend
@@ -30,7 +30,7 @@ from ravnest.server.planjob import tasks
 from ravnest.server.planjob.outcome import MOST_LEFT_BYTES, SPARE, PlanOrder, PlanOutcome
 from ravnest.server.service import work
 from ravnest.server.service.fused_files import lay_out, put_in_place
-from ravnest.server.service.partitions import cut_to_partitions
+from ravnest.server.service.partitions import take_over
 from ravnest.server.service.runfiles import RunFiles
 from ravnest.server.service.work import WorkLimits, Workshop
 from ravnest.server.state.records import Part
@@ -74,9 +74,12 @@ def do(folder, task, root=None, **limits):
 
 
 def test_four_providers_get_parts_with_files_that_are_there(made, tmp_path):
-    outcome = do(tmp_path, order(made, pool=pool(50, 50, 50, 50)))
+    task = order(made, pool=pool(50, 50, 50, 50))
+    outcome = do(tmp_path, task)
     assert outcome.error == ""
     assert outcome.facts.clusters == 2
+    blobs = {ref(path).sha256: path for path in made[1].parent.rglob("*.safetensors")}
+    take_over(tmp_path, task, outcome, blobs.__getitem__, 0)
     assert {part.provider for part in outcome.facts.parts} == {1, 2, 3, 4}
     places = msgspec.json.decode((tmp_path / "places.json").read_bytes(), type=dict[str, str])
     rows = {}
@@ -90,11 +93,11 @@ def test_four_providers_get_parts_with_files_that_are_there(made, tmp_path):
         assert assignment.validates == (assignment.cluster == 0)
         assert assignment.train_rows == 32
         rows.setdefault(assignment.cluster, set()).add(
-            (assignment.train.range.first, assignment.train.range.rows)
+            sum(shard.rows for shard in assignment.train.data.shards)
         )
         others = {neighbour.provider for neighbour in assignment.neighbours}
         assert len(others) >= 2  # the other stage, and the same in the other cluster
-    assert rows == {0: {(0, 32)}, 1: {(32, 32)}}
+    assert rows == {0: {32}, 1: {32}}
     assert len(outcome.rings) >= 1
 
 
@@ -178,7 +181,7 @@ def test_half_of_what_there_was_no_room_for_is_removed(made, tmp_path, monkeypat
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(tasks, "sha256_of", full)
-    monkeypatch.setattr(tasks, "write_assignments", full)
+    monkeypatch.setattr(tasks, "write_made", full)
     (tmp_path / "fusing").mkdir()
     again = tmp_path / "again"
     again.mkdir()
@@ -531,16 +534,21 @@ def test_an_outcome_that_is_too_large_is_not_read(tmp_path):
     assert f"more than {MOST_LEFT_BYTES} bytes" in outcome.error
 
 
-@pytest.mark.parametrize("name", ["places.json", "parts/1.json"])
+@pytest.mark.parametrize("name", ["places.json", "parts/1.json", "made.json"])
 def test_no_file_of_a_plan_is_read_that_is_too_large(tmp_path, name):
     folders = Folders(tmp_path)
     part = Part(id="j-1-1", job="j", run=1, provider=1, node="n", cluster=0, stage=0, role="root")
     files = RunFiles(folders, None, World())
     grown(folders.run("j", 1) / name)
+    read = {
+        "places.json": lambda: files._read_places(part),
+        "parts/1.json": lambda: files._assignment(part),
+        "made.json": lambda: take_over(
+            folders.run("j", 1), PlanOrder(task="plan"), PlanOutcome(), Path, 0
+        ),
+    }
     with pytest.raises(OSError, match=f"more than {MOST_LEFT_BYTES} bytes"):
-        files._assignment(part) if name.startswith("parts") else files._read_places(part)
-    with pytest.raises(OSError, match=f"more than {MOST_LEFT_BYTES} bytes|No such file"):
-        cut_to_partitions(folders.run("j", 1), Path, 0)
+        read[name]()
 
 
 @pytest.mark.parametrize("task", ["check", "plan", "fuse"])

@@ -1,77 +1,137 @@
-"""A plan and a job, taken apart: what each provider gets, as files and as words.
+"""What each provider gets, as words: its job and what is planned, taken apart.
 
-Reads what planning has written, and needs no torch for it.
+The server makes assignments itself. A foreign graph was at work in the process that planned: only
+figures and names of files are taken over from it, as far as they fit what it was asked.
 """
 
-from collections.abc import Iterator
-from pathlib import Path
-
-import msgspec
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import groupby
 
 from ravnest.api.jobs import DataSpec, JobSpec
 from ravnest.api.limits import FileRef
+from ravnest.api.views import RingView
 from ravnest.api.work import Assignment, DataPart, Neighbour
 from ravnest.data.dividing import divide, rows_of_cluster
-from ravnest.plan import ClusterPlan, Plan, StagePlan
+from ravnest.errors import JobError
 from ravnest.recipes.checking import input_fields, target_fields
-from ravnest.rundir import RunDir
-from ravnest.server.planjob.outcome import PARTS, PLACES, PlanOrder
-from ravnest.server.state.records import part_id
-from ravnest.stage.files import entry_of
+from ravnest.server.planjob.outcome import MadeFile, PlanOrder, PlanOutcome
+from ravnest.server.state.records import PlanFacts, PlannedPart, node_name, part_id
+
+NODE = "node.json"
+PACKAGE = "package/"
 
 
-def write_assignments(order: PlanOrder, plan: Plan, run: RunDir, folder: Path) -> None:
-    """`parts/<provider>.json` for everybody, and where in this folder their files are."""
-    places: dict[str, str] = {}
-    (folder / PARTS).mkdir()
-    for cluster in plan.clusters:
-        for stage in cluster.stages:
-            assignment = _assignment(order, plan, cluster, stage, run, folder, places)
-            path = folder / PARTS / f"{stage.provider.id}.json"
-            path.write_bytes(msgspec.json.encode(assignment))
-    (folder / PLACES).write_bytes(msgspec.json.encode(places))
+def must_fit(
+    order: PlanOrder, outcome: PlanOutcome, made: Mapping[int, Iterable[MadeFile]]
+) -> None:
+    """A `JobError` if a plan is none for this order."""
+    facts = outcome.facts
+    if facts is None:
+        raise JobError("planning left no plan behind")
+    providers = [part.provider for part in facts.parts]
+    wrong = _what_is_wrong(order, facts)
+    if not wrong and made.keys() != set(providers):
+        wrong = "files for others than the providers of its parts"
+    if not wrong and any(not _are_of_a_part(files) for files in made.values()):
+        wrong = "files of a part that are called as none is"
+    if not wrong and any(not set(ring.providers) <= set(providers) for ring in outcome.rings):
+        wrong = "a ring with others than its providers"
+    if wrong:
+        raise JobError(f"planning left behind what is no plan for this: {wrong}")
+
+
+def _what_is_wrong(order: PlanOrder, facts: PlanFacts) -> str:
+    """Nothing, if these are the parts of a plan for the pool."""
+    by_cluster: dict[int, list[PlannedPart]] = {}
+    for part in facts.parts:
+        by_cluster.setdefault(part.cluster, []).append(part)
+    if facts.run != order.run:
+        return f"it is for run {facts.run}"
+    if not facts.parts:
+        return "there are no parts"
+    if max(Counter(part.provider for part in facts.parts).values()) > 1:
+        return "a provider has two parts"
+    if not {part.provider for part in facts.parts} <= {one.id for one in order.pool}:
+        return "a provider is not in the pool"
+    if sorted(by_cluster) != list(range(facts.clusters)):
+        return "the clusters are not numbered one by one"
+    for parts in by_cluster.values():
+        if sorted(part.stage for part in parts) != list(range(len(parts))):
+            return "the stages of a cluster are not numbered one by one"
+        if any(part.role != _role(part.stage, len(parts)) for part in parts):
+            return "a stage has the role of another"
+    if any(part.node != node_name(part.provider) for part in facts.parts):
+        return "a node has the name of another"
+    return ""
+
+
+def _role(stage: int, stages: int) -> str:
+    if stage == 0:
+        return "Root"
+    return "Leaf" if stage == stages - 1 else "Stem"
+
+
+def _are_of_a_part(made: Iterable[MadeFile]) -> bool:
+    names = [each.file.path for each in made]
+    return len(set(names)) == len(names) and all(
+        name == NODE or name.startswith(PACKAGE) for name in names
+    )
+
+
+def assignments(
+    order: PlanOrder, outcome: PlanOutcome, made: Mapping[int, Iterable[MadeFile]]
+) -> Iterator[Assignment]:
+    """Of a plan that fits. Each provider's files are those of its part, and all shards in which its
+    cluster has rows."""
+    assert outcome.facts is not None
+    parts = sorted(outcome.facts.parts, key=lambda part: (part.cluster, part.stage))
+    for _, group in groupby(parts, key=lambda part: part.cluster):
+        cluster = tuple(group)
+        for part in cluster:
+            own = [each.file for each in made[part.provider]]
+            yield _assignment(order, outcome, cluster, part, own)
 
 
 def _assignment(
     order: PlanOrder,
-    plan: Plan,
-    cluster: ClusterPlan,
-    stage: StagePlan,
-    run: RunDir,
-    folder: Path,
-    places: dict[str, str],
+    outcome: PlanOutcome,
+    cluster: tuple[PlannedPart, ...],
+    part: PlannedPart,
+    files: list[FileRef],
 ) -> Assignment:
-    spec, provider, clusters = order.spec, stage.provider.id, len(plan.clusters)
+    spec, facts = order.spec, outcome.facts
     assert spec is not None
-    train = _part(spec, spec.train, cluster, stage, clusters)
-    validates = spec.validation is not None and cluster.id == 0
+    assert facts is not None
+    clusters, stages = facts.clusters, len(cluster)
+    train = _part(spec, spec.train, part, stages, clusters)
+    validates = spec.validation is not None and part.cluster == 0
     validation = None
     if spec.validation is not None and validates:
         # All of it: only one cluster judges.
-        validation = _part(spec, spec.validation, cluster, stage, 1)
-    files = list(_own_files(run, cluster, stage, folder, places))
-    for part in (train, validation):
-        if part is not None:
-            files += [file for shard in part.data.shards for file in shard.files]
+        validation = _part(spec, spec.validation, part, stages, 1)
+    for rows in (train, validation):
+        if rows is not None:
+            files += [file for shard in rows.data.shards for file in shard.files]
     if spec.script is not None:
         files.append(spec.script.file)
     return Assignment(
-        id=part_id(order.job, order.run, provider),
+        id=part_id(order.job, order.run, part.provider),
         job=order.job,
         job_name=spec.name,
         run=order.run,
-        provider=provider,
-        node=f"node_{provider}",
-        cluster=cluster.id,
+        provider=part.provider,
+        node=part.node,
+        cluster=part.cluster,
         clusters=clusters,
-        stage=stage.index,
-        stages=len(cluster.stages),
-        role=stage.role,
-        memory_bytes=stage.memory.total,
+        stage=part.stage,
+        stages=stages,
+        role=part.role,
+        memory_bytes=part.memory_bytes,
         files=tuple(files),
-        neighbours=tuple(_neighbours(plan, cluster, stage)),
+        neighbours=tuple(_neighbours(order, cluster, part, outcome.rings)),
         train=train,
-        train_rows=len(rows_of_cluster(spec.train.rows, cluster.id, clusters)),
+        train_rows=len(rows_of_cluster(spec.train.rows, part.cluster, clusters)),
         validation=validation,
         validates=validates,
         recipe=spec.recipe,
@@ -82,41 +142,34 @@ def _assignment(
 
 
 def _part(
-    spec: JobSpec, data: DataSpec, cluster: ClusterPlan, stage: StagePlan, clusters: int
+    spec: JobSpec, data: DataSpec, part: PlannedPart, stages: int, clusters: int
 ) -> DataPart | None:
     """What this stage needs of a dataset: inputs at the beginning, targets at the end."""
     needed: list[str] = []
-    if stage.index == 0:
+    if part.stage == 0:
         needed += input_fields(spec.recipe) if spec.recipe else [f.name for f in data.fields]
-    if stage.index == len(cluster.stages) - 1:
+    if part.stage == stages - 1:
         needed += target_fields(spec.recipe) if spec.recipe else [f.name for f in data.fields]
     if not needed:
         return None
-    number = cluster.id if clusters > 1 else 0
+    number = part.cluster if clusters > 1 else 0
     return divide(data, number, clusters, list(dict.fromkeys(needed)))
 
 
-def _own_files(
-    run: RunDir, cluster: ClusterPlan, stage: StagePlan, folder: Path, places: dict[str, str]
-) -> Iterator[FileRef]:
-    package = run.package_dir(cluster.id, stage.provider.address)
-    found = {"node.json": run.node_file(stage.provider.id)}
-    found |= {f"package/{path.name}": path for path in sorted(package.iterdir())}
-    for name, path in found.items():
-        entry = entry_of(path)
-        places[entry.sha256] = path.relative_to(folder).as_posix()
-        yield FileRef(path=name, sha256=entry.sha256, size=entry.size)
-
-
-def _neighbours(plan: Plan, cluster: ClusterPlan, stage: StagePlan) -> Iterator[Neighbour]:
+def _neighbours(
+    order: PlanOrder,
+    cluster: tuple[PlannedPart, ...],
+    part: PlannedPart,
+    rings: tuple[RingView, ...],
+) -> Iterator[Neighbour]:
     """Those before and after it, and everybody in its rings."""
-    found = {other.provider.id for other in cluster.stages if abs(other.index - stage.index) == 1}
-    for ring in plan.rings:
-        if ring.owners[cluster.id] == stage.provider.id:
-            found |= set(ring.owners)
-    found.discard(stage.provider.id)
-    addresses = plan.addresses
+    found = {other.provider for other in cluster if abs(other.stage - part.stage) == 1}
+    for ring in rings:
+        if part.provider in ring.providers:
+            found |= set(ring.providers)
+    found.discard(part.provider)
+    addresses = {one.id: one.address for one in order.pool}
     for provider in sorted(found):
         yield Neighbour(
-            provider=provider, node=f"node_{provider}", plan_address=addresses[provider]
+            provider=provider, node=node_name(provider), plan_address=addresses[provider]
         )

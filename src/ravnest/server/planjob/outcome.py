@@ -8,14 +8,19 @@ from typing import Literal
 import msgspec
 
 from ravnest.api.jobs import JobSpec
+from ravnest.api.limits import FileRef
 from ravnest.api.views import PlanView, RingView
 from ravnest.plan import ProviderSpec
 from ravnest.server.state.records import PlanFacts, Validation
 
 ORDER = "planjob.json"
 OUTCOME = "outcome.json"
+NODE_DATA = "node_data"
+MADE = "made.json"
+"""Provider → the files that planning has made for it (`MadeFile`)."""
 PLACES = "places.json"
 PARTS = "parts"
+"""These two the server makes: what each provider is assigned, and where files of a run are."""
 MOST_LEFT_BYTES = 256 << 20
 """Of each of these files: all that a job may be, some times over. A process that was taken over
 can leave others, which the server does not read."""
@@ -52,6 +57,14 @@ class PlanOrder(msgspec.Struct, frozen=True, kw_only=True):
     results: str = ""
     """Folder with a folder of results for each provider."""
     output: str = ""
+
+
+class MadeFile(msgspec.Struct, frozen=True, kw_only=True):
+    """What planning has made for a provider."""
+
+    file: FileRef
+    place: str
+    """In the folder of the run."""
 
 
 class PlanOutcome(msgspec.Struct, frozen=True, kw_only=True):

@@ -19,17 +19,23 @@ from ravnest.planning.report import render_report
 from ravnest.recipes.optimizers import optimizer_memory
 from ravnest.rundir import RunDir
 from ravnest.server.folders import HELD_OUT
-from ravnest.server.planjob.assigning import write_assignments
 from ravnest.server.planjob.fitting import check_inputs, check_losses
-from ravnest.server.planjob.outcome import FRESH, ORDER, PARTS, SPARE, PlanOrder, PlanOutcome
+from ravnest.server.planjob.outcome import (
+    FRESH,
+    MADE,
+    NODE_DATA,
+    ORDER,
+    SPARE,
+    PlanOrder,
+    PlanOutcome,
+)
+from ravnest.server.planjob.packages import write_made
 from ravnest.server.planjob.validating import validate
 from ravnest.server.room import SPARE_BYTES, leave_room
-from ravnest.server.state.records import PlanFacts, PlannedPart, Validation
+from ravnest.server.state.records import PlanFacts, PlannedPart, Validation, node_name
 from ravnest.stage.files import sha256_of
 from ravnest.stage.package import GRAPH, WEIGHTS
 from ravnest.whole import sync_files
-
-NODE_DATA = "node_data"
 
 
 def check(order: PlanOrder, folder: Path) -> PlanOutcome:
@@ -77,13 +83,13 @@ def plan(order: PlanOrder, folder: Path) -> PlanOutcome:
     _leave_room(folder, _written_bytes(order, len(made.clusters), folder) + order.reserve_bytes)
     try:
         made, _ = write_planned(made, studied, request, run)
-        write_assignments(order, made, run, folder)
+        write_made(made, run, folder)
         # The server records that there is a plan as soon as this has ended.
         sync_files(folder)
     except BaseException:
         # Whatever it was for, nobody has room for half a plan.
         shutil.rmtree(run.root, ignore_errors=True)
-        shutil.rmtree(folder / PARTS, ignore_errors=True)
+        (folder / MADE).unlink(missing_ok=True)
         raise
     return PlanOutcome(
         facts=_facts(order, made),
@@ -110,7 +116,7 @@ def _facts(order: PlanOrder, made: Plan) -> PlanFacts:
         parts=tuple(
             PlannedPart(
                 provider=stage.provider.id,
-                node=f"node_{stage.provider.id}",
+                node=node_name(stage.provider.id),
                 cluster=cluster.id,
                 stage=stage.index,
                 role=stage.role,

@@ -9,12 +9,12 @@ from typing import Any
 from ravnest.api.jobs import JobSpec
 from ravnest.errors import JobError
 from ravnest.server.folders import FUSED, Folders, blob_key, owner_key
-from ravnest.server.planjob.outcome import PlanOrder, PlanOutcome
+from ravnest.server.planjob.outcome import NODE_DATA, PlanOrder, PlanOutcome
 from ravnest.server.room import SPARE_BYTES, is_for_lack_of_room
 from ravnest.server.service.connections import Connections
 from ravnest.server.service.core import Core
 from ravnest.server.service.files import Files
-from ravnest.server.service.partitions import cut_to_partitions, link_held_out
+from ravnest.server.service.partitions import take_over
 from ravnest.server.service.runfiles import RunFiles
 from ravnest.server.service.specs import read_spec
 from ravnest.server.service.work import Workshop
@@ -144,7 +144,7 @@ class Errands:
                 raise JobError(f"{order.job} is not in the store")
             kept = self._runs_to_keep(order)
             await self._files.off_loop(self._folders.remove_runs_except, order.job, kept)
-            await self._files.off_loop(self._files.count_job, order.job)
+            await self._count(order.job)
         fused = self._folders.result(order.job) / FUSED["safetensors"]
         world = self._core.world
         job = world.jobs.get(order.job)  # None: it was deleted meanwhile, and is not wanted
@@ -165,33 +165,21 @@ class Errands:
         )
 
         async def done(outcome: PlanOutcome) -> None:
-            if not outcome.error:
-                outcome = await self._files.off_loop(self._divided, task, folder, owner, outcome)
             self._planned(order, outcome)
-            await self._files.off_loop(self._files.count_job, order.job)
-
-        # It may have been dropped, or the job deleted, while its files were seen to.
-        if self._is_wanted(order):
-            self._workshop.start(f"plan {order.job}", folder, task, done)
-
-    def _divided(
-        self, task: PlanOrder, folder: Path, owner: str, outcome: PlanOutcome
-    ) -> PlanOutcome:
-        """The plan, once each provider's files hold the rows of its own cluster alone."""
+            self._soon(self._count(order.job))
 
         def blob(sha256: str) -> Path:
             return self._folders.blob(blob_key(owner, sha256))
 
-        try:
-            cut_to_partitions(folder, blob, SPARE_BYTES + self._files.quota.reserve_bytes)
-            assert task.spec is not None
-            link_held_out(folder, task.spec, blob)
-        except JobError as error:
-            return PlanOutcome(error=str(error))
-        except OSError as error:
-            full = is_for_lack_of_room(error)
-            return PlanOutcome(error=f"rows cannot be divided: {error}", crashed=True, full=full)
-        return outcome
+        def then(outcome: PlanOutcome) -> None:
+            take_over(folder, task, outcome, blob, SPARE_BYTES + self._files.quota.reserve_bytes)
+
+        # It may have been dropped, or the job deleted, while its files were seen to.
+        if self._is_wanted(order):
+            self._workshop.start(f"plan {order.job}", folder, task, done, then)
+
+    async def _count(self, job: str) -> None:
+        await self._files.off_loop(self._files.count_job, job)
 
     def _is_wanted(self, order: MakePlan) -> bool:
         world = self._core.world
@@ -237,7 +225,7 @@ class Errands:
             job=order.job,
             run=order.run,
             cluster=order.cluster,
-            model=str(run / "node_data"),
+            model=str(run / NODE_DATA),
             results=str(run / "results"),
             output=str(self._folders.result(order.job)),
         )
@@ -255,7 +243,6 @@ class Errands:
                     )
                 )
             else:
-                # Nothing is removed before it is on record that something newer is there.
                 await self._core.happen(
                     Fused(
                         job=order.job,
@@ -264,10 +251,15 @@ class Errands:
                         validation=outcome.validation,
                     )
                 )
-                await self._files.off_loop(self._folders.remove_runs_before, order.job, order.run)
-            await self._files.off_loop(self._files.count_job, order.job)
+                # Not before it is on record that something newer is there.
+                self._soon(self._remove_runs_before(order))
+            self._soon(self._count(order.job))
 
         self._workshop.start(f"fuse {order.job}", folder, task, done)
+
+    async def _remove_runs_before(self, order: Fuse) -> None:
+        await self._files.off_loop(self._folders.remove_runs_before, order.job, order.run)
+        await self._count(order.job)
 
     # ---- the end of a job
 
@@ -282,4 +274,4 @@ class Errands:
         await self._workshop.ended(f"plan {job}", f"fuse {job}")
         folder = self._folders.job(job)
         await self._files.off_loop(remove_whole, folder)
-        await self._files.off_loop(self._files.count_job, job)
+        await self._count(job)

@@ -30,6 +30,8 @@ def lay_out(order: PlanOrder) -> None:
     if retired.is_dir() and not result.is_dir():  # the server ended between two moves
         retired.rename(result)
     for results in sorted(Path(order.results).iterdir()):
+        if not results.name.isdecimal() or not results.is_dir():
+            continue  # nothing that a provider has brought back
         provider = provider_name(int(results.name))
         for package in Path(order.model).glob(f"cluster_*/{provider}:1"):
             for file in results.iterdir():

@@ -1,4 +1,5 @@
-"""After planning: every provider gets the rows of its own cluster, and no others.
+"""After planning: the server writes what each provider is assigned. Every provider gets the rows of
+its own cluster, and no others.
 
 The shards of a dataset are cut where its requester has cut them. The border between two clusters
 lies somewhere inside one: of such a shard each side gets a file with its own rows, which is kept in
@@ -16,17 +17,55 @@ from ravnest.api.work import Assignment, DataPart, RowRange
 from ravnest.data.dividing import held_out_part
 from ravnest.data.slicing import row_bytes, slice_rows
 from ravnest.server.folders import HELD_OUT, link_or_copy
-from ravnest.server.planjob.outcome import MOST_LEFT_BYTES, PARTS, PLACES
+from ravnest.server.planjob.assigning import assignments, must_fit
+from ravnest.server.planjob.outcome import (
+    MADE,
+    MOST_LEFT_BYTES,
+    NODE_DATA,
+    ORDER,
+    OUTCOME,
+    PARTS,
+    PLACES,
+    MadeFile,
+    PlanOrder,
+    PlanOutcome,
+)
 from ravnest.server.room import leave_room
-from ravnest.whole import make_folder, read_at_most, sync_files, write_whole
+from ravnest.whole import make_folder, read_at_most, remove_whole, sync_files, write_whole
 
 _ROWS = "rows"
 
 
-def cut_to_partitions(folder: Path, blob: Callable[[str], Path], spare_bytes: int) -> None:
-    """In all assignments of a run. `blob` is where a file that was handed in lies. A `JobError` if
-    a shard is not what the job says; an `OSError` if there is no room. Waits for the disk."""
-    _Cutter(folder, blob, spare_bytes).cut()
+_LEFT = frozenset({ORDER, OUTCOME, NODE_DATA, MADE})
+
+
+def take_over(
+    folder: Path,
+    order: PlanOrder,
+    outcome: PlanOutcome,
+    blob: Callable[[str], Path],
+    spare_bytes: int,
+) -> None:
+    """What planning has left in the folder of a run, as assignments. `blob` is where a file that
+    was handed in lies. A `JobError` if it is no plan for this order, or a shard is not what the
+    job says; an `OSError` if there is no room. Waits for the disk."""
+    for path in folder.iterdir():
+        if path.name not in _LEFT:  # the server keeps rows, assignments and results here
+            remove_whole(path)
+    content = read_at_most(folder / MADE, MOST_LEFT_BYTES)
+    made = msgspec.json.decode(content, type=dict[int, tuple[MadeFile, ...]])
+    must_fit(order, outcome, made)
+    places = {each.file.sha256: each.place for files in made.values() for each in files}
+    cutter = _Cutter(folder, blob, spare_bytes, places)
+    make_folder(folder / PARTS)
+    for assignment in assignments(order, outcome, made):
+        cut = cutter.cut(assignment)
+        write_whole(folder / PARTS / f"{cut.provider}.json", msgspec.json.encode(cut))
+    if (folder / _ROWS).is_dir():
+        sync_files(folder / _ROWS)
+    write_whole(folder / PLACES, msgspec.json.encode(places))
+    assert order.spec is not None
+    link_held_out(folder, order.spec, blob)
 
 
 def link_held_out(folder: Path, spec: JobSpec, blob: Callable[[str], Path]) -> None:
@@ -40,31 +79,23 @@ def link_held_out(folder: Path, spec: JobSpec, blob: Callable[[str], Path]) -> N
 
 
 class _Cutter:
-    def __init__(self, folder: Path, blob: Callable[[str], Path], spare_bytes: int) -> None:
+    def __init__(
+        self, folder: Path, blob: Callable[[str], Path], spare_bytes: int, places: dict[str, str]
+    ) -> None:
         self._folder, self._blob, self._spare_bytes = folder, blob, spare_bytes
         self._made: dict[tuple[str, int, int], FileRef] = {}
         """Shard, first row, number of rows → what was made of it: Root and Leaf may share it."""
-        self._places: dict[str, str] = {}
+        self._places = places
+        """Gets the files that are new."""
 
-    def cut(self) -> None:
-        for path in sorted((self._folder / PARTS).iterdir()):
-            content = read_at_most(path, MOST_LEFT_BYTES)
-            planned = msgspec.json.decode(content, type=Assignment)
-            files = {file.path: file for file in planned.files}
-            train, validation = (
-                self._own_rows(part, files) for part in (planned.train, planned.validation)
-            )
-            if (train, validation) != (planned.train, planned.validation):
-                cut = msgspec.structs.replace(
-                    planned, files=tuple(files.values()), train=train, validation=validation
-                )
-                write_whole(path, msgspec.json.encode(cut))
-        if self._places:
-            sync_files(self._folder / _ROWS)
-            places = self._folder / PLACES
-            content = read_at_most(places, MOST_LEFT_BYTES)
-            known = msgspec.json.decode(content, type=dict[str, str])
-            write_whole(places, msgspec.json.encode(known | self._places))
+    def cut(self, planned: Assignment) -> Assignment:
+        files = {file.path: file for file in planned.files}
+        train, validation = (
+            self._own_rows(part, files) for part in (planned.train, planned.validation)
+        )
+        return msgspec.structs.replace(
+            planned, files=tuple(files.values()), train=train, validation=validation
+        )
 
     def _own_rows(self, part: DataPart | None, files: dict[str, FileRef]) -> DataPart | None:
         """The part with the rows of its range alone; `files` gets those that are new."""

@@ -25,6 +25,7 @@ import psutil
 
 from ravnest import lifeline
 from ravnest.api.limits import NOT_UNDERSTOOD
+from ravnest.errors import RavnestError
 from ravnest.sandbox.bubblewrap import Policy, ended_by, sandboxed, why_not
 from ravnest.sandbox.environment import compute_environment
 from ravnest.server.planjob.outcome import (
@@ -49,6 +50,7 @@ from ravnest.whole import make_folder, must_be_plain, read_at_most, remove_whole
 
 logger = logging.getLogger("ravnest.server")
 Value = TypeVar("Value")
+Then = Callable[[PlanOutcome], None]
 
 _LAST_WORDS = 4000
 _KILL_S = 10.0
@@ -88,12 +90,19 @@ class Workshop:
         folder: Path,
         order: PlanOrder,
         done: Callable[[PlanOutcome], Awaitable[None]],
+        then: Then | None = None,
     ) -> None:
-        """In the background; `done` is told how it ended, unless it was cancelled."""
+        """In the background; `done` is told how it ended, unless it was cancelled. `then` is what
+        the server makes of what was left, and waits for the disk."""
         self.cancel(key)
 
         async def go() -> None:
-            await done(await self.do(folder, order))
+            outcome = await self.do(folder, order, then)
+            try:
+                await done(outcome)
+            except Exception as error:  # somebody waits to hear how it ended
+                logger.exception("%s ended, and nothing could be made of it", key)
+                await done(_failed(error))
 
         task = asyncio.create_task(go(), name=key)
         self._tasks[key] = task
@@ -122,7 +131,8 @@ class Workshop:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def do(self, folder: Path, order: PlanOrder) -> PlanOutcome:
+    async def do(self, folder: Path, order: PlanOrder, then: Then | None = None) -> PlanOutcome:
+        """How it ended, whatever happens: others wait for their turn."""
         async with self._turns[order.task].of(order.owner):
             loop, spare = asyncio.get_running_loop(), self._limits.spare_bytes
             try:
@@ -130,8 +140,17 @@ class Workshop:
                 await _to_its_end(loop.run_in_executor(None, prepare))
                 problem = await self._run(folder, order)
                 ended = loop.run_in_executor(None, _outcome, folder, order, problem)
-                return await _to_its_end(ended)
-            except OSError as error:
+                outcome = await _to_its_end(ended)
+                if then is not None and not outcome.error:
+                    await _to_its_end(loop.run_in_executor(None, then, outcome))
+                return outcome
+            except RavnestError as error:
+                return PlanOutcome(error=str(error))
+            except NOT_UNDERSTOOD as error:
+                return PlanOutcome(error=f"it left behind what cannot be understood: {error}")
+            except Exception as error:
+                if not isinstance(error, OSError):
+                    logger.exception("what was done in %s came to no end", folder)
                 return _failed(error)
 
     async def _run(self, folder: Path, order: PlanOrder) -> PlanOutcome | None:
@@ -206,12 +225,11 @@ def _signal_name(number: int) -> str:
         return f"signal {number}"
 
 
-def _failed(error: OSError) -> PlanOutcome:
-    """There was no process, no space, no folder."""
-    said = error.strerror if is_for_lack_of_room(error) else error
-    return PlanOutcome(
-        error=f"the server cannot do this: {said}", crashed=True, full=is_for_lack_of_room(error)
-    )
+def _failed(error: Exception) -> PlanOutcome:
+    """There was no process, no space, no folder, or a mistake of ours."""
+    full = is_for_lack_of_room(error)
+    said = error.strerror if isinstance(error, OSError) and full else error
+    return PlanOutcome(error=f"the server cannot do this: {said}", crashed=True, full=full)
 
 
 async def _to_its_end(work: "asyncio.Future[Value]") -> Value:

@@ -5,7 +5,7 @@ from typing import ClassVar, Literal
 import msgspec
 
 from ravnest.api.jobs import JobSpec
-from ravnest.api.limits import FileRef
+from ravnest.api.limits import Count, Figure, FileRef, Positive, ProviderId, Word
 from ravnest.api.machine import Caps, Figures, MachineFacts
 from ravnest.api.views import JobState
 from ravnest.api.work import WorkEnd
@@ -54,24 +54,24 @@ class Provider(Record, kw_only=True):
 class PlannedPart(msgspec.Struct, frozen=True, kw_only=True):
     """What a plan gives to one provider."""
 
-    provider: int
-    node: str
-    cluster: int
-    stage: int
-    role: str
-    parameters: int = 0
-    memory_bytes: int = 0
-    compute_s: float = 0.0
+    provider: ProviderId
+    node: Word
+    cluster: Count
+    stage: Count
+    role: Literal["Root", "Stem", "Leaf"]
+    parameters: Count = 0
+    memory_bytes: Count = 0
+    compute_s: Figure = 0.0
 
 
 class PlanFacts(msgspec.Struct, frozen=True, kw_only=True):
     """Of a plan, what the server decides by; the rest is in the run's folder."""
 
-    run: int
+    run: Count
     parts: tuple[PlannedPart, ...]
-    parameters: int = 0
-    clusters: int = 1
-    steps_per_s: float = 0.0
+    parameters: Count = 0
+    clusters: Positive = 1
+    steps_per_s: Figure = 0.0
 
 
 class Validation(msgspec.Struct, frozen=True, kw_only=True):
@@ -250,6 +250,10 @@ class Part(Record, kw_only=True):
             and self.end.saved
             and any(file.path == "trained.json" for file in self.results)
         )
+
+
+def node_name(provider: int) -> str:
+    return f"node_{provider}"
 
 
 def part_id(job: str, run: int, provider: int) -> str:
