@@ -13,9 +13,11 @@ import pytest
 import uvicorn
 from fake_agent import FakeAgent
 from servers import closed, running_server
+from starlette.requests import HTTPConnection
 from uvicorn.server import ServerState
 
 from ravnest.server import connection_limits
+from ravnest.server.access import ONLOOKER, Access
 from ravnest.server.connection_limits import (
     ConnectionLimits,
     HttpProtocol,
@@ -24,6 +26,9 @@ from ravnest.server.connection_limits import (
     listen,
 )
 from ravnest.server.service import stream
+from ravnest.server.service.calls import whose
+from ravnest.server.service.gate import Gate
+from ravnest.server.service.problems import Refusal
 
 WAIT_S = 30
 HERE, THERE = "127.0.0.1", "127.0.0.2"
@@ -463,6 +468,32 @@ def test_requests_that_come_before_an_answer_wait_in_their_connection(tmp_path):
 )
 def test_which_addresses_are_counted_as_one(one, other, same):
     assert (address_group(one) == address_group(other)) is same
+
+
+@pytest.mark.parametrize("what", ["wrong tokens", "no token", "an open dashboard"])
+def test_requests_are_counted_for_the_addresses_that_connections_are(what):
+    """Whoever has 64 bits of IPv6 was never slowed down: each address had a count of its own."""
+    gate = Gate(Access(b"\0" * 16, [], lambda number: None), clock=lambda: 0.0)
+    first, now, others = "2001:db8:1:2::", 0, "2001:db8:1:3::1"
+
+    def refused(address):
+        try:
+            if what == "wrong tokens":
+                gate.caller({"authorization": "Bearer rvt1_wrong"}, address)
+            elif what == "no token":
+                gate.allow(None, "look", address)
+            else:
+                scope = {"type": "http", "client": (address, 1), "headers": []}
+                gate.limit("wrong", whose(ONLOOKER, HTTPConnection(scope)))
+        except Refusal as refusal:
+            return refusal.code
+        return ""
+
+    while refused(f"{first}{now:x}") != "limited":
+        now += 1
+        assert now < 5000
+    assert refused(f"{first}ffff") == "limited"
+    assert refused(others) != "limited"
 
 
 @pytest.mark.parametrize(("ours", "new"), [(HttpProtocol, set()), (WebSocketProtocol, {"_count"})])

@@ -20,6 +20,7 @@ from ravnest.api.limits import NOT_UNDERSTOOD
 from ravnest.api.requests import Code
 from ravnest.errors import RavnestError, ServerError
 from ravnest.server.access import ONLOOKER, Caller, Right
+from ravnest.server.connection_limits import address_group
 from ravnest.server.service.gate import Gate
 from ravnest.server.service.problems import Refusal
 from ravnest.server.service.ratelimit import Lease, MemoryBudget, UploadSpeed
@@ -126,7 +127,7 @@ def address_of(connection: HTTPConnection) -> str:
 
 def whose(caller: Caller, connection: HTTPConnection) -> str:
     """What this is counted under: those without a token by their address."""
-    return address_of(connection) if caller is ONLOOKER else caller.key
+    return address_group(address_of(connection)) if caller is ONLOOKER else caller.key
 
 
 def _not_counted(caller: str | None) -> None:

@@ -10,6 +10,7 @@ from typing import Literal
 
 from ravnest.errors import TokenError
 from ravnest.server.access import ONLOOKER, Access, Caller, Right
+from ravnest.server.connection_limits import address_group
 from ravnest.server.service.problems import Refusal
 from ravnest.server.service.ratelimit import RATES, Buckets
 
@@ -64,7 +65,9 @@ class Gate:
 
     def _count_wrong(self, address: str) -> None:
         # A good token is taken all the same: others may share the address.
-        if self.per_address and not self._buckets.take("wrong", address, self._clock()):
+        if self.per_address and not self._buckets.take(
+            "wrong", address_group(address), self._clock()
+        ):
             raise Refusal(
                 "limited",
                 "too many refused requests from this address; wait a minute",
@@ -82,7 +85,7 @@ class Gate:
 
     def limit_stranger(self, address: str) -> None:
         if self.per_address:
-            self.limit("stranger", address)
+            self.limit("stranger", address_group(address))
 
     def limit(self, kind: str, key: str, tokens: float = 1.0) -> None:
         if not self._buckets.take(kind, key, self._clock(), tokens):
