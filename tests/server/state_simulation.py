@@ -62,10 +62,13 @@ from ravnest.server.state.events import (
     Tick,
 )
 from ravnest.server.state.machine import handle
-from ravnest.server.state.records import Job, Part, PlanFacts, PlannedPart
+from ravnest.server.state.records import Job, Part, PlanFacts, PlannedPart, Validation
+from ravnest.server.state.words import own_words
 from ravnest.server.state.world import Settings, World
 
 SETTINGS = Settings()
+SAID = ("boom", "peer", "too large", "signal 11", "words_of_a_worker", "no tensor", "no thanks")
+"""By others than the server."""
 TRAINED = FileRef(path="trained.json", sha256="0" * 64, size=1)
 FACTS = MachineFacts(
     hostname="h", system="s", python="p", torch="t", ravnest="r", cores=1, memory_bytes=1
@@ -347,7 +350,7 @@ class Simulation:
         if agent.state == "preparing":
             if how in ("refused", "declined"):
                 lasting = how == "refused"
-                agent.say(Refused(assignment=agent.work, reason="no", lasting=lasting))
+                agent.say(Refused(assignment=agent.work, reason="no thanks", lasting=lasting))
                 agent.free()
             else:
                 agent.state = "ready"
@@ -357,6 +360,7 @@ class Simulation:
             ends = {
                 "failed": WorkEnd(outcome="failed", reason="boom"),
                 "blames": WorkEnd(outcome="failed", reason="peer", culprit="node_1"),
+                "lies": WorkEnd(outcome="failed", reason="peer", culprit="words_of_a_worker"),
                 "stopped": WorkEnd(outcome="stopped", epochs_done=1, saved=True),
                 "unsaved": WorkEnd(outcome="done", epochs_done=2),
                 "signal": WorkEnd(outcome="failed", reason="ended with signal 11", signal=11),
@@ -410,11 +414,12 @@ class Simulation:
             crashed, full = how in ("crashed", "full"), how == "full"
             self.happen(
                 FusingFailed(
-                    job=order.job, run=order.run, reason="disk", crashed=crashed, full=full
+                    job=order.job, run=order.run, reason="no tensor", crashed=crashed, full=full
                 )
             )
         else:
-            self.happen(Fused(job=order.job, run=order.run, bytes=10))
+            validation = Validation(note="no tensor")
+            self.happen(Fused(job=order.job, run=order.run, bytes=10, validation=validation))
         return True
 
     def wait(self, seconds: float) -> None:
@@ -481,6 +486,9 @@ class Simulation:
         for job in self.world.jobs.values():
             if job.state not in ("running", "done"):
                 assert job.reason, f"{job.id} is {job.state} and nobody knows why"
+        told = [job.reason for job in self.world.jobs.values()]
+        for text in (*told, *(note.text for note in self.notes[-9:])):
+            assert not any(word in own_words(text) for word in SAID), text
         for part in records:
             if part.is_open:
                 job = self.world.jobs[part.job]

@@ -13,7 +13,7 @@ from test_jobs import assigned, pool
 from web.simulation import Simulation
 
 from ravnest.api.views import Changes, JobView, Overview, ProviderView
-from ravnest.api.work import WorkEnd, WorkReport
+from ravnest.api.work import Point, WorkEnd, WorkReport
 from ravnest.server.service.audience import EVERYTHING, OVERVIEW, Audience
 from ravnest.server.state.words import own_words
 
@@ -66,16 +66,22 @@ def test_facts_of_hosts_and_words_of_workers_are_for_those_who_need_them(tmp_pat
             }
             async with agent.http() as own:
                 assert (await own.get("providers/me")).json()["hostname"]
-            await agent.report(assignment, WorkReport(at=1.0, notes=(SECRET,)))
-            await agent.end(assignment, WorkEnd(outcome="failed", reason=SECRET))
+            curves = tuple(Point(name, 1, 1.0, 1.0, 0.5) for name in ("eval/accuracy", SECRET))
+            await agent.report(assignment, WorkReport(at=1.0, notes=(SECRET,), points=curves))
+            end = {"reason": SECRET, "metrics": {"eval/loss": 1.0, SECRET: 1.0}}
+            await agent.end(assignment, WorkEnd(outcome="failed", **end))
             await until(server, job, job_is("failed"))
             for who, client in clients.items():
                 told = {path for path, text in seen(client, job).items() if SECRET in text}
                 expected = {"overview", "jobs", "events", "jobs/{job}", "jobs/{job}/events"}
                 assert told == (expected if who in ("operator", "ada") else set()), who
+                curves = client.get(f"jobs/{job}/series").json()["points"]
+                assert list(curves) == ["eval/accuracy@0"]
                 assert "the worker of p0 failed" in client.get("overview").text
                 streamed = await first_frame(server, tokens[who])
                 assert (SECRET in streamed) == (who in ("operator", "ada"))
+            (part,) = server.ready.service.world.of_run[job]
+            assert part.end.metrics == {"eval/loss": 1.0}
             # It works for ada no more.
             assert [facts(clients[who]) for who in ("operator", "ada")] == [True, False]
 

@@ -217,6 +217,19 @@ def test_the_first_cause_is_what_the_culprit_says_itself():
     assert run.cause == "the worker of p1 failed: boom"
 
 
+@pytest.mark.parametrize(("how", "first"), [("blames", True), ("lies", False)])
+def test_a_worker_can_blame_a_provider_of_its_run_and_nothing_else(how, first):
+    """What it called the culprit was any words, which everybody was shown before the colon."""
+    sim = pool_of(4)
+    job = training(sim)
+    sim.go_on(4, how)
+    sim.hear_one(4)
+    run = sim.world.runs[job.id]
+    assert run.cause == f"the worker of p4 failed{' because of p1' if first else ''}: peer"
+    assert run.secondhand == first
+    assert (4 in job.left_out) == (not first)
+
+
 def test_too_many_lost_runs_fail_the_job_with_the_first_cause():
     sim = pool_of(1)
     sim.submit(True, None)
@@ -790,7 +803,7 @@ def test_fusing_that_always_dies_fails_the_job_and_resume_fuses_what_is_there():
         sim.wait(SETTINGS.retry_s)
     sim.fuse_one("crashed")
     assert job.state == "failed"
-    assert "disk" in job.reason
+    assert "no tensor" in job.reason
     sim.restart()
     sim.steer(job.id, "resume")
     sim.fuse_one()
@@ -827,7 +840,7 @@ def test_a_run_of_which_no_cluster_can_be_fused_is_lost():
     sim.fuse_one("broken")
     sim.fuse_one("broken")
     assert (job.state in ("waiting", "planning"), job.lost_runs) == (True, 1)
-    assert "cannot be put together: disk" in job.cause
+    assert "cannot be put together: no tensor" in job.cause
 
 
 def fail_at_work(sim, id):

@@ -27,6 +27,7 @@ CHOICES = {
     "fetch": 1,
     "stop by itself": 1,
     "blame": 1,
+    "blame with words": 1,
     "unsaved": 1,
     "leave": 1,
     "leave now": 1,
@@ -66,6 +67,7 @@ WORKS = {
     "decline": "declined",
     "stop by itself": "stopped",
     "blame": "blames",
+    "blame with words": "lies",
     "unsaved": "unsaved",
 }
 PLANS = {

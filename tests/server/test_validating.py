@@ -57,7 +57,7 @@ def test_a_fusion_may_be_worse_by_a_margin_and_no_more(loss, last, untrained, go
 def test_what_was_not_judged_is_kept_and_said():
     found = Validation(note="the job has no validation rows")
     assert why_refused(found) == ""
-    assert judged(found) == "not validated, because the job has no validation rows"
+    assert judged(found) == "not validated: the job has no validation rows"
     figures = Validation(rows=2000, loss=0.21, last_loss=0.35, untrained_loss=2.3)
     assert judged(figures) == "a loss of 0.21 on 2,000 held-out rows (0.35 before, 2.3 untrained)"
 

@@ -247,6 +247,12 @@ def chosen_metrics(recipe: Recipe) -> tuple[Named, ...]:
     return (Named(name="accuracy", params=params),)
 
 
+def curve_names(recipe: Recipe) -> tuple[str, ...]:
+    """All that workers report of a job with this recipe."""
+    metrics = [shown_name(named) for named in chosen_metrics(recipe)]
+    return ("train/loss", *(f"eval/{name}" for name in (*metrics, "loss")))
+
+
 def check_metrics(recipe: Recipe, target: FieldSpec) -> None:
     seen: set[str] = set()
     for number, named in enumerate(recipe.metrics):

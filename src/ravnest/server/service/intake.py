@@ -16,6 +16,7 @@ from ravnest.api.limits import FileRef
 from ravnest.api.requests import SUBMISSION_KEY
 from ravnest.api.views import ENDED_JOBS
 from ravnest.errors import JobError
+from ravnest.recipes.metrics import curve_names
 from ravnest.server.access import Caller
 from ravnest.server.changes import Put
 from ravnest.server.folders import Folders, blob_key, link_or_copy, owner_key
@@ -270,6 +271,7 @@ def _records(
 ) -> tuple[Job, Put, Put]:
     """What is kept of a job; of a large one this takes a while."""
     job = Job.of(id, spec, owner, name, role, 0.0)
+    job.curves = curve_names(spec.recipe) if spec.recipe is not None else ()
     return job, Put("spec", id, write_spec(spec)), Put(HASHES, id, noted(hashes))
 
 

@@ -1,10 +1,11 @@
-"""What a worker reports beyond measure is left out: points of curves, and long or many notes.
+"""What a worker reports beyond measure is left out: points of curves, and long or many notes; and
+curves that its job does not have, for everybody is shown what they are called.
 
 Nobody is let go for it, and nothing is lost silently: an event says how much was left out.
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
 import msgspec
@@ -36,10 +37,14 @@ class Moderation:
         self._buckets = Buckets(RATES)
         self._left_out: dict[int, _LeftOut] = {}
 
-    def moderated(self, provider: int, run: LiveRun, report: WorkReport) -> WorkReport:
-        """The report, without what is too much of it."""
+    def moderated(
+        self, provider: int, run: LiveRun, report: WorkReport, curves: Collection[str] = ()
+    ) -> WorkReport:
+        """The report, without what is too much of it. `curves` are those of the job, if these are
+        known."""
         now, key = self._clock(), str(provider)
-        points = self._buckets.take_some("points", key, now, len(report.points))
+        known = [point for point in report.points if not curves or point.series in curves]
+        points = self._buckets.take_some("points", key, now, len(known))
         wanted = report.notes[: NOTES_OF_A_RUN - run.notes]
         notes = 0
         for note in wanted:
@@ -56,7 +61,7 @@ class Moderation:
         if too_fast and not 0 <= now - left_out.told_at < _TELL_S:
             self.tell_rest(provider)
         return msgspec.structs.replace(
-            report, points=report.points[len(report.points) - points :], notes=report.notes[:notes]
+            report, points=tuple(known[len(known) - points :]), notes=report.notes[:notes]
         )
 
     def _count_notes(self, provider: int, run: LiveRun, notes: int) -> None:

@@ -73,7 +73,8 @@ class Reports:
             self._forget_what_is_over()
             live = LiveRun.of(part.job, part.run, world.of_run[part.job])
             self._live[part.job] = live
-        report = self._moderation.moderated(provider, live, message.report)
+        curves = world.jobs[part.job].curves
+        report = self._moderation.moderated(provider, live, message.report, curves)
         self._core.happen(
             WorkReported(provider=provider, assignment=message.assignment, report=report)
         )
@@ -149,7 +150,11 @@ class Reports:
         world = self._core.world
         part = own_part(world, provider, message.assignment)
         results: tuple[FileRef, ...] = ()
+        end = message.end
         if part is not None and part.is_open:
+            curves = world.jobs[part.job].curves
+            known = {name: value for name, value in end.metrics.items() if name in curves}
+            end = msgspec.structs.replace(end, metrics=known) if curves else end
             results = await self._run_files.whole(part, message.results)
             if len(results) < len(message.results):
                 name = world.called(provider)
@@ -157,9 +162,7 @@ class Reports:
                 self._warn(f"not here, or not whole: {missing} of {name}", part.job, provider)
         self.falls_silent(provider)
         self._core.happen(
-            PartEnded(
-                provider=provider, assignment=message.assignment, end=message.end, results=results
-            )
+            PartEnded(provider=provider, assignment=message.assignment, end=end, results=results)
         )
         if part is not None:
             self._run_files.settled(part)

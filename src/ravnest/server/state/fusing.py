@@ -52,7 +52,7 @@ def judged(found: Validation | None) -> str:
     """The figures, in words."""
     if found is None or not found.rows:
         note = found.note if found is not None else ""
-        return f"not validated{f', because {note}' if note else ''}"
+        return f"not validated{f': {note}' if note else ''}"
     losses = (("before", found.last_loss), ("untrained", found.untrained_loss))
     beside = ", ".join(f"{figure(loss)} {when}" for when, loss in losses if loss is not None)
     own = "that is not finite" if found.loss is None else f"of {figure(found.loss)}"

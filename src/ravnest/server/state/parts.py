@@ -95,7 +95,10 @@ def ended(world: World, event: PartEnded, now: float) -> None:
         leaving_out.lose(world, part, f"{name} ended before training began: {end.reason}", now)
         return
     if end.outcome == "failed":
-        blamed = f" because of {end.culprit}" if end.culprit else ""
+        # What it calls anything else is its own words, and blames nobody.
+        others = (one for one in world.of_run[part.job] if one is not part)
+        culprit = next((one.provider for one in others if one.node == end.culprit), None)
+        blamed = "" if culprit is None else f" because of {world.called(culprit)}"
         cause = f"the worker of {name} failed{blamed}: {end.reason or 'no reason given'}"
         # One that lacked memory was held by its limit: the same graph may do with smaller batches.
         if end.signal is not None:
@@ -104,7 +107,7 @@ def ended(world: World, event: PartEnded, now: float) -> None:
             killer.last_at = now
             world.killers[killer.key] = killer
             world.out.save(killer)
-        if end.culprit is None:
+        if culprit is None:
             leaving_out.lose(world, part, cause, now)
         else:
             leaving_out.accuses(world, part, cause)

@@ -138,6 +138,8 @@ class Job(Record, kw_only=True):
     fused_run: int = 0
     """Whose weights are in the result; 0 is none yet."""
     result_bytes: int = 0
+    curves: tuple[str, ...] = ()
+    """What they may be called; () is whatever workers say: a script has names of its own."""
     metrics: dict[str, float] = msgspec.field(default_factory=dict)
     parameters: int = 0
     files: int = 0
