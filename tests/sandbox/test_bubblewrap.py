@@ -140,6 +140,27 @@ def test_a_script_has_no_capabilities_whoever_started_the_agent(tmp_path, monkey
 
 
 @pytest.mark.needs("bwrap")
+@pytest.mark.parametrize(
+    ("code", "asked"),
+    [
+        (0, ("--unshare-user", "--disable-userns", "--assert-userns-disabled")),
+        (1, ("--assert-userns-disabled",)),
+    ],
+)
+def test_a_sandbox_is_asked_for_without_user_namespaces(
+    tmp_path, monkeypatch, no_memory, code, asked
+):
+    """By itself: for root, whatever else is given up keeps a script from them too."""
+    (tmp_path / "work").mkdir()
+    tried = subprocess.CompletedProcess([], code)
+    monkeypatch.setattr(sandbox.subprocess, "run", lambda *command, **options: tried)
+    assert sandbox._user_namespace() == asked
+    command = sandboxed(["true"], Policy(tmp_path / "work", tmp_path))
+    assert [word for word in command if word.startswith("--") and "user" in word] == list(asked)
+    assert command[command.index("--cap-drop") + 1] == "ALL"
+
+
+@pytest.mark.needs("bwrap")
 def test_where_there_can_be_no_user_namespace_it_is_made_sure_that_there_is_none():
     asked = "from ravnest.sandbox import bubblewrap as s; print(s.why_not(), *s._user_namespace())"
     command = [*NO_MORE_NAMESPACES, sys.executable, "-c", asked]

@@ -457,8 +457,7 @@ def test_a_fusing_process_that_was_taken_over_changes_nothing_but_its_own_folder
     paths = {"model": run / "node_data", "results": run / "results"}
     paths["output"] = folders.result("mine")
     wanted = PlanOrder(task="fuse", run=1, **{name: str(path) for name, path in paths.items()})
-    names = [*FUSED.values(), *(f"{name}.sha256" for name in FUSED.values())]
-    escape = ESCAPE.replace("sys.argv[2:]", repr(names))
+    escape = ESCAPE.replace("sys.argv[2:]", repr(NAMES))
     instead(monkeypatch, escape)
     outcome = do(run / "fusing", wanted, root=folders.root)
     assert (outcome.error, outcome.result_bytes) == ("", 64)  # as the server has counted
@@ -467,6 +466,13 @@ def test_a_fusing_process_that_was_taken_over_changes_nothing_but_its_own_folder
     assert [path.name for path in (folders.job("mine") / "runs").iterdir()] == ["1"]
     assert (folders.result("mine") / SAFETENSORS).read_text() == "0" * 64
     assert (folders.result("mine") / FUSED_RUN).read_text() == "1"
+
+
+NAMES = [*FUSED.values(), *(f"{name}.sha256" for name in FUSED.values())]
+ALL_FUSED = (
+    f"NAMES = {NAMES}; (folder / 'result').mkdir(); "
+    "[(folder / 'result' / name).write_text('0' * 64) for name in NAMES]"
+)
 
 
 @pytest.mark.needs("bwrap")
@@ -478,6 +484,9 @@ def test_a_fusing_process_that_was_taken_over_changes_nothing_but_its_own_folder
         "(folder / 'result').mkdir(); (folder / 'result' / 'more').write_text('1')",
         "(folder / 'result').mkdir(); (folder / 'result').chmod(0o111)",
         "(folder / 'result').write_text('1')",
+        f"{ALL_FUSED}; (folder / 'result' / NAMES[2]).write_text('not a hash')",
+        f"{ALL_FUSED}; (folder / 'result' / NAMES[3]).open('wb').truncate(1 << 40)",
+        f"{ALL_FUSED}; (folder / 'result' / NAMES[0]).unlink()",
         "pass",
     ],
 )
