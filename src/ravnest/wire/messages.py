@@ -294,14 +294,16 @@ class RingPledge(_Typed, frozen=True, kw_only=True):
     ring: Count
     round: Count
     by: Count
-    lengths: Lengths
+    chunks: Annotated[tuple[Lengths, ...], Meta(max_length=100_000)]
+    """How long its change is, by vector and chunk."""
     rows: float
     usual: Lengths
     sizes: Lengths
     has_ended: bool
-    keys: Annotated[tuple[Annotated[bytes, Meta(max_length=16)], ...], Meta(max_length=100_000)]
-    """How to sketch what the member before this one is sent, by vector: for the member before that
-    one, which hands the pledge on without them."""
+    codec: Name
+    key: Annotated[bytes, Meta(max_length=16)]
+    """For MACs of what the member before this one is given to hand on: for the member before that
+    one, which hands the pledge on without it."""
 
 
 class RingTerms(_Typed, frozen=True, kw_only=True):
@@ -310,17 +312,18 @@ class RingTerms(_Typed, frozen=True, kw_only=True):
 
     ring: Count
     round: Count
-    terms: Count
+    terms: Annotated[bytes, Meta(max_length=32)]
 
 
 class RingWitness(_Typed, frozen=True, kw_only=True):
-    """What a member was sent in a round, from the one that sent it to the one that watches it. Goes
-    back around the ring, and so never through the watched one. Beside it: a sketch of sums, and
-    digests of means, one row for each vector."""
+    """What a member was given to hand on in a round, from the one that gave it to the one behind.
+    Goes back around the ring, and so never through the member that it is about."""
 
     ring: Count
     round: Count
     of: Count
+    means: Count
+    """Sum of the MACs."""
 
 
 class RingClear(_Typed, frozen=True, kw_only=True):

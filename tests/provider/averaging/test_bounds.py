@@ -1,7 +1,5 @@
 """How much a member counts: the same for all members, from what all have heard."""
 
-import math
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -51,7 +49,7 @@ def test_a_long_change_counts_as_a_multiple_of_the_others_median():
     assert low.place == 2
     assert low.counts == pytest.approx(MOST_TIMES, rel=0.01)
     assert found.shares[2] * 80 == pytest.approx(MOST_TIMES / 3, rel=0.01)
-    assert sum(found.shares) == pytest.approx(1)
+    assert found.shares[:2] == pytest.approx([1 / 3, 1 / 3]), "nobody gets what is taken from it"
     assert agreed([1.0, 1.0, 80.0], vector=BUFFERS).lowered == ()
 
 
@@ -85,11 +83,9 @@ def test_one_that_alone_has_trained_waits_for_another(others):
 
 
 def test_those_that_have_finished_are_led_as_far_as_rows_make_likely():
-    """What is taken from the one that trains falls to them, who stand where all have begun."""
     pledges = [pledge(1.0, rows=10.0), pledge(1.0, has_ended=True)]
     found = agree([10.0, 0.0], pledges, [WEIGHTS], still=False)
-    assert found.shares[0] == pytest.approx(MOST_TIMES * 0.1, rel=0.02)
-    assert sum(found.shares) == pytest.approx(1)
+    assert found.shares == pytest.approx((MOST_TIMES * 0.1, 0.0), rel=0.02)
 
 
 def test_when_all_stand_still_one_that_has_never_trained_takes_what_there_is():
@@ -100,24 +96,39 @@ def test_when_all_stand_still_one_that_has_never_trained_takes_what_there_is():
 
 def test_what_is_within_rounding_counts_in_full():
     """Weights of length 10 that hardly move at all."""
-    assert agreed([1e-9, 1e-9, 1e-4]).lowered == ()
+    assert agreed([1e-9, 1e-9, 1e-5]).lowered == ()
 
 
-lengths = st.floats(0, 1e12)
-members = st.tuples(lengths, st.floats(0, 1e9), st.booleans())
+numbers = st.floats(0, 1e12)
+members = st.tuples(numbers, st.floats(0, 1e9), st.booleans())
 
 
-@given(st.lists(members, min_size=2, max_size=9), st.booleans())
-def test_shares_add_up_and_no_member_moves_the_mean_far(some, still):
-    weights = [rows for _, rows, _ in some]
-    pledges = [pledge(length, rows, ended) for length, rows, ended in some]
+@given(
+    st.lists(members, min_size=1, max_size=8),
+    st.tuples(numbers, numbers, numbers, numbers, st.floats(0, 1e9), st.booleans()),
+    st.booleans(),
+    st.integers(0, 8),
+)
+def test_whatever_one_member_says_it_moves_the_mean_by_what_the_others_make_likely(
+    honest, lie, still, place
+):
+    """Its length, what is usual for it, how long its weights are, its rows and its weight."""
+    length, usual, size, said_rows, weight, ended = lie
+    place = min(place, len(honest))
+    pledges = [pledge(moved, rows, has_ended) for moved, rows, has_ended in honest]
+    others = [one.lengths[0] for one in pledges if one.rows > 0]
+    weights = [rows for _, rows, _ in honest]
+    pledges.insert(place, Pledge((length,), said_rows, (usual,), (size,), ended))
+    weights.insert(place, weight)
     found = agree(weights, pledges, [WEIGHTS], still=still)
     if found.idle is not None or found.apart:
         return
-    assert sum(found.shares) == pytest.approx(1)
     assert all(0 <= share <= 1 + 1e-9 for share in found.shares)
-    for place, (length, _, _) in enumerate(some):
-        others = [p.lengths[0] for k, p in enumerate(pledges) if k != place and p.rows > 0]
-        if others and math.isfinite(length):
-            most = MOST_TIMES * MOST_TIMES_THE_WEIGHT * max(others) + 0.01
-            assert found.shares[place] * length <= most * 1.001
+    assert sum(found.shares) <= 1 + 1e-9
+    if others:
+        most = MOST_TIMES * MOST_TIMES_THE_WEIGHT * max(others) + 0.01
+        assert found.shares[place] * length <= most * 1.001
+    # Nor does it make others count for more than they weigh among themselves.
+    for k, share in enumerate(found.shares):
+        if k != place and weights[k]:
+            assert share <= weights[k] / min(w for w in weights if w) + 1e-9

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from ravnest.errors import WireError
-from ravnest.provider.averaging.exchange import Exchange, Track
+from ravnest.provider.averaging.exchange import CHUNK_BYTES, Exchange, Track
 from ravnest.provider.averaging.fragments import Fragment, divided
 from ravnest.provider.averaging.outer import Nesterov
 from ravnest.provider.averaging.vectors import Layout
@@ -31,6 +31,12 @@ def tensors(seed):
 def tracks(layout, held):
     vectors = layout.gather(held)
     return vectors, [Track(v, n) for v, n in zip(vectors, layout.trained(), strict=True)]
+
+
+def exchange(ring, number, tracks, members, *about, chunk_bytes=CHUNK_BYTES, **more):
+    for track in tracks:
+        track.divide(len(members), chunk_bytes)
+    return Exchange(ring, number, tracks, members, *about, **more)
 
 
 def exchanged(exchanges, seed=0):
@@ -61,7 +67,7 @@ def play(members, weights, *, still, chunk_bytes=64, seed=0, parameters=PARAMETE
         vectors, mine = tracks(layout, held[k])
         found.append(vectors)
         exchanges.append(
-            Exchange(3, 1, mine, everybody, weights, k, still=still, chunk_bytes=chunk_bytes)
+            exchange(3, 1, mine, everybody, weights, k, still=still, chunk_bytes=chunk_bytes)
         )
     rest = [layout.rest_of(vectors) for vectors in found]
     exchanged(exchanges, seed)
@@ -108,7 +114,7 @@ def test_the_last_round_leaves_no_difference_at_all():
 def test_a_chunk_of_another_size_is_refused():
     layout = Layout.of(tensors(0))
     one, two = (
-        Exchange(3, 1, tracks(layout, tensors(k))[1], (0, 1), [1.0, 1.0], k) for k in (0, 1)
+        exchange(3, 1, tracks(layout, tensors(k))[1], (0, 1), [1.0, 1.0], k) for k in (0, 1)
     )
     message, payload = next(one.begin())
     with pytest.raises(WireError, match="belongs"):
@@ -120,7 +126,7 @@ def test_not_a_number_and_infinity_reach_everybody():
     layout = Layout.of(held[0])
     found = [tracks(layout, each) for each in held]
     exchanges = [
-        Exchange(0, 1, mine, (0, 1), [1.0, 1.0], k, still=True) for k, (_, mine) in enumerate(found)
+        exchange(0, 1, mine, (0, 1), [1.0, 1.0], k, still=True) for k, (_, mine) in enumerate(found)
     ]
     exchanged(exchanges)
     for vectors, _ in found:
@@ -152,7 +158,7 @@ def test_parameters_and_statistics_keep_what_they_have_learnt_meanwhile():
     layout = Layout.of(held[0], {"w"})
     found = [tracks(layout, each) for each in held]
     before = layout.rest_of(found[0][0])
-    exchanged([Exchange(0, 1, mine, (0, 1), [1, 1], k) for k, (_, mine) in enumerate(found)])
+    exchanged([exchange(0, 1, mine, (0, 1), [1, 1], k) for k, (_, mine) in enumerate(found)])
     mine = held[0]
     mine["w"] += 0.5
     mine["mean"] += 2.0
@@ -181,8 +187,7 @@ class Run:
         self.codec = codec
         self.sent = 0
         self.fragments = [
-            Fragment.starting_from(self.layout, each, keeps_base=True, outer=outer)
-            for each in self.values
+            Fragment.starting_from(self.layout, each, outer=outer) for each in self.values
         ]
 
     def learn(self, size=0.01):
@@ -203,7 +208,7 @@ class Run:
             track = Track(vectors.single, self.layout.trained()[0], fragment.base.single, changes,
                           residual, momentum, None if still else self.codec)  # fmt: skip
             exchanges.append(
-                Exchange(0, number, [track], self.members, weights, k, still=still,
+                exchange(0, number, [track], self.members, weights, k, still=still,
                          chunk_bytes=4096)
             )  # fmt: skip
         self.sent = exchanged(exchanges)

@@ -2,7 +2,6 @@
 
 import copy
 from collections import Counter
-from dataclasses import replace
 
 import pytest
 import torch
@@ -22,10 +21,10 @@ class Stage:
         return self.parameters
 
 
-def averaged_state(shape, state, difference=4.0, of_it=0.0):
+def averaged_state(shape, state, difference=4.0, kind=torch.optim.SGD, **settings):
     """An optimizer's state of one parameter after a round that adds this to what it averages."""
     weights = {"w": nn.Parameter(torch.zeros(shape))}
-    optimizer = torch.optim.SGD(weights.values(), lr=0.1)
+    optimizer = kind(weights.values(), lr=0.1, **settings)
     optimizer.state[weights["w"]] = state = copy.deepcopy(state)
     share = Share(
         Stage(**weights), weights, lambda: optimizer, Rules(1, blocking=False), average_optim=True
@@ -38,16 +37,23 @@ def averaged_state(shape, state, difference=4.0, of_it=0.0):
         vector.fill_(difference)
     parts = ((layout, snapshot.vectors[0]),)
     moments = ((facts.moments[0], snapshot.moments[0]),)
-    outcome = Outcome(0, (0,), parts, rest, moments, still=False, samples=1.0, updates=1)
-    share.averaged(replace(outcome, share=of_it))
+    share.averaged(Outcome(0, (0,), parts, rest, moments, still=False, samples=1.0, updates=2))
     share.apply()
     return {kind: float(torch.as_tensor(value).sum()) for kind, value in state.items()}
 
 
 def test_squares_do_not_vanish_by_what_others_say():
-    """Adam divides by their root: one step after that was two hundred times as long."""
+    """Adam divides by their root: one step after that was two hundred times as long, and many
+    rounds that each left a share of them made steps as long as others liked."""
     state = {"exp_avg": torch.ones(1), "exp_avg_sq": torch.ones(1)}
-    assert averaged_state((1,), state, -40.0, of_it=0.25) == {"exp_avg": 0.0, "exp_avg_sq": 0.25}
+    found = averaged_state((1,), state, -40.0, torch.optim.Adam, betas=(0.9, 0.5))
+    assert found == {"exp_avg": 0.0, "exp_avg_sq": 0.25}, "as after two updates without gradients"
+    state = {"square_avg": torch.ones(1)}
+    found = averaged_state((1,), state, -40.0, torch.optim.RMSprop, alpha=0.5)
+    assert found == {"square_avg": 0.25}
+    state = {"sum": torch.ones(1)}
+    found = averaged_state((1,), state, -40.0, torch.optim.Adagrad)
+    assert found == {"sum": 1.0}, "it never forgets"
 
 
 STATES = {
@@ -90,7 +96,7 @@ def test_the_period_of_a_ring_is_divided_by_the_fragments_it_has():
     averaging = Averaging(fragments=4)
     for ring, names in enumerate(("a", "bcde")):
         tensors = {name: weights[name] for name in names}
-        fragments = fragments_of(tensors, weights, averaging, compresses=False)
+        fragments = fragments_of(tensors, weights, averaging)
         share.add_ring(ring, [fragment.layout for fragment in fragments])
     for update in range(1, 121):
         share.updated(update)
@@ -102,7 +108,7 @@ def test_an_epoch_ends_with_a_round_of_every_fragment():
     weights = {name: nn.Parameter(torch.zeros(2)) for name in "abcd"}
     share = Share(Stage(**weights), weights, lambda: None, Rules(None, blocking=False))
     share.ears = Ears(share)
-    fragments = fragments_of(weights, weights, Averaging(fragments=4), compresses=False)
+    fragments = fragments_of(weights, weights, Averaging(fragments=4))
     share.add_ring(0, [fragment.layout for fragment in fragments])
     for epoch in range(1, 3):
         for update in range(10):

@@ -25,8 +25,9 @@ Bools = npt.NDArray[np.bool_]
 REFERENCE_GFLOPS = 50.0
 """Sustained speed assumed for a provider that does not state its own: a modest 4-core laptop."""
 
-AVERAGING_COPIES = 2
-"""Of what a stage averages with other clusters: a snapshot, and messages while a round goes on."""
+AVERAGING_COPIES = 3
+"""Of what a stage averages with other clusters: a snapshot, what all had in common last, and
+messages while a round goes on."""
 
 
 @dataclass(frozen=True)

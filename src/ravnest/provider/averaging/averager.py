@@ -89,24 +89,19 @@ class Averager:
             note=None if telemetry is None else telemetry.round_ended,
             caught=None if telemetry is None else telemetry.caught,
         )
-        compresses = compression.rings is not None
-        self._rings = {
-            ring.id: self._place(ring, settings, around, compresses=compresses) for ring in rings
-        }
+        self._rings = {ring.id: self._place(ring, settings, around) for ring in rings}
         share.ears = self
         self._thread = threading.Thread(target=self._serve, name="ravnest-averager", daemon=True)
 
-    def _place(
-        self, ring: RingDocument, settings: Averaging, around: Surroundings, *, compresses: bool
-    ) -> RingPlace:
+    def _place(self, ring: RingDocument, settings: Averaging, around: Surroundings) -> RingPlace:
         tensors = self._share.tensors(ring.names)
         parameters = set(self._share.parameter_names(ring.names))
-        fragments = fragments_of(tensors, parameters, settings, compresses=compresses)
+        fragments = fragments_of(tensors, parameters, settings)
         if settings.most_mbps is not None:
             largest = max(4 * sum(fragment.layout.sizes()) for fragment in fragments)
             _warn_if_too_slow(ring, min(largest // len(ring.members), CHUNK_BYTES), settings)
         self._share.add_ring(ring.id, [fragment.layout for fragment in fragments])
-        place = RingPlace(
+        return RingPlace(
             ring,
             fragments,
             around,
@@ -115,8 +110,6 @@ class Averager:
             agreement=(settings.mode, settings.outer),
             most_rows=settings.most_rows,
         )
-        place.starts_from(tensors)
-        return place
 
     # ---- from other threads ----
 

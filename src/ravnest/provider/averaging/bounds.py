@@ -3,15 +3,15 @@
 Before any value is sent, every member pledges how far it has moved since the last round. All
 members compute the same shares from the same pledges, so nothing is refused after the exchange
 because somebody has moved far. A pledge that is long against the median of the others lowers the
-share of its member (norm clipping); a pledge that is shorter than what its member then sends is a
-lie, and is found (witness.py).
+share of its member (norm clipping), and nobody gets what is taken from it: the mean change is that
+much shorter. Chunks that are longer than the pledges say do not pass (witness.py).
 """
 
 import bisect
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import compress
+from itertools import chain
 
 from ravnest.errors import WireError
 
@@ -24,11 +24,13 @@ MOST_TIMES_THE_WEIGHT = 4.0
 LEAST_OF_TWO = 0.25
 """Two members are not averaged if less than this would count of one of them: which of the two has
 gone astray nobody can tell, and the one that has moved would lose what it has learnt."""
-ROUNDING = 1e-4
+ROUNDING = 1e-6
 """Of the length of the weights: changes below that are not told from rounding."""
 _FEW = 100
 """Vectors of so few elements differ by chance: they may be twice as many times as long."""
 _WORTH_A_WARNING = 0.5
+_MOST = 1e100
+"""Sums and squares of such numbers are numbers, too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,13 +47,38 @@ class Pledge:
     """How long the vectors are that it has moved from."""
     has_ended: bool = False
     """It has finished training, and follows the others."""
+    chunks: tuple[tuple[float, ...], ...] = ()
+    """`lengths`, chunk by chunk."""
+    codec: str = ""
+    """By which it sends; nothing if as it is."""
 
-    def is_about(self, vectors: int) -> bool:
-        return len(self.lengths) == len(self.usual) == len(self.sizes) == vectors
+    @classmethod
+    def of(
+        cls,
+        chunks: tuple[tuple[float, ...], ...],
+        rows: float,
+        usual: tuple[float, ...],
+        sizes: tuple[float, ...],
+        *,
+        has_ended: bool,
+        codec: str,
+    ) -> "Pledge":
+        lengths = tuple(math.hypot(*each) for each in chunks)
+        return cls(lengths, rows, usual, sizes, has_ended, chunks, codec)
+
+    @property
+    def said(self) -> tuple[object, ...]:
+        """Without what each member computes of it."""
+        return self.chunks, self.rows, self.usual, self.sizes, self.has_ended, self.codec
+
+    def is_about(self, chunks: Sequence[int]) -> bool:
+        """Vectors of so many chunks."""
+        same = len(self.usual) == len(self.sizes) == len(chunks)
+        return same and [len(each) for each in self.chunks] == list(chunks)
 
     def check(self) -> None:
-        numbers = (self.rows, *self.lengths, *self.usual, *self.sizes)
-        if not all(0 <= number < math.inf for number in numbers):
+        numbers = (self.rows, *self.lengths, *self.usual, *self.sizes, *chain(*self.chunks))
+        if not all(0 <= number < _MOST for number in numbers):
             raise WireError("a pledge in numbers that are no lengths")
 
 
@@ -93,11 +120,12 @@ class Agreement:
     """What all members make of the pledges of all."""
 
     shares: tuple[float, ...] = ()
+    """At most a whole together."""
     lowered: tuple[Lowered, ...] = ()
     idle: int | None = None
     """The round is not made: nothing can be told of the others before this one has trained."""
     apart: bool = False
-    """The round is not made: of two members one has moved far away from the other."""
+    """The round is not made: too little would count of a member, or of all together."""
 
 
 def agree(
@@ -121,10 +149,11 @@ def agree(
         elif shares[place]:
             more = usual.more_rows(counted[place], pledges[place]) if total else 1.0
             found = _lowered(place, more, pledges[place], usual, vectors)
-            lowered += [found] if found.factor < 1 else []
-    if len(weights) == 2 and any(one.factor < LEAST_OF_TWO for one in lowered):
-        return Agreement(lowered=tuple(lowered), apart=True)
-    return Agreement(_with_less(shares, lowered), tuple(lowered))
+            if found.factor < 1:
+                lowered.append(found)
+                shares[place] *= found.factor
+    apart = len(weights) == 2 and any(one.factor < LEAST_OF_TWO for one in lowered)
+    return Agreement(tuple(shares), tuple(lowered), apart=apart)
 
 
 class _Usual:
@@ -179,19 +208,6 @@ def _median_beside(ordered: Sequence[float], one: float, *, high: bool = True) -
     others = len(ordered) - is_among
     middle = others // 2 if high else (others - 1) // 2
     return ordered[middle + (is_among and middle >= place)]
-
-
-def _with_less(shares: Sequence[float], lowered: Sequence[Lowered]) -> tuple[float, ...]:
-    """What is taken from some falls to the others, who stand where all have begun or beside it."""
-    found = list(shares)
-    for one in lowered:
-        found[one.place] *= one.factor
-    full = [all(one.place != place for one in lowered) for place in range(len(shares))]
-    free, theirs = 1.0 - sum(found), sum(compress(shares, full))
-    for place, is_full in enumerate(full):
-        if is_full and lowered:
-            found[place] += free * (shares[place] / theirs if theirs else 1 / sum(full))
-    return tuple(found)
 
 
 def bounded(weights: Sequence[float]) -> tuple[float, ...]:

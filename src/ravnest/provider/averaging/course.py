@@ -17,6 +17,15 @@ from dataclasses import dataclass
 
 from ravnest.errors import WireError
 
+_LEAST_UNIT = 1 / 64
+
+
+def unit_of(share: float) -> float:
+    """In what unit the sums of a segment travel, of which the first member has this share of the
+    whole: its values are sent as they are. In very small units sums would be too large for floats.
+    """
+    return share if share >= _LEAST_UNIT else 1.0
+
 
 @dataclass(frozen=True, slots=True)
 class Division:
@@ -41,6 +50,16 @@ class Division:
         first, stop = self.segment(segment)
         start = first + chunk * self.chunk_elements
         return start, min(start + self.chunk_elements, stop)
+
+    def number(self, segment: int, chunk: int) -> int:
+        """Of a chunk, counted over all segments."""
+        return sum(self.chunks(before) for before in range(segment)) + chunk
+
+    def pieces(self) -> Iterator[tuple[int, int]]:
+        """First element of each chunk, and the one after its last, in the order of numbers."""
+        for segment in range(self.members):
+            for chunk in range(self.chunks(segment)):
+                yield self.chunk(segment, chunk)
 
     @property
     def total_chunks(self) -> int:

@@ -1,26 +1,29 @@
 """One round of one ring, as one member computes it: chunks come, are added to, and go on.
 
 Every member's share is its weight over the sum of all, so the sum of the shares is the mean. A
-chunk sets out as it lies in the snapshot of its first member, whose share is the unit of the sum:
-nothing is copied or multiplied before it leaves. The snapshot is used up on the way: when a chunk's
-mean comes, its own share has long been added, and what is to be applied takes its place.
+chunk sets out as it lies in the snapshot of its first member, whose share is the unit of the sum
+unless it is very small: nothing is copied or multiplied before it leaves. The snapshot is used up
+on the way: when a chunk's mean comes, its own share has long been added, and what is to be applied
+takes its place.
 
-Either the values themselves travel, or, where all members have a base in common, the changes since
-then. Those are small and alike in size, so that they can be compressed; and what compression leaves
-out of a message is added by the same member in its next round, so that nothing is lost for good.
+What travels of parameters are the changes since what all members had in common last: they tell how
+far each has moved (witness.py), and are small and alike in size, so that they can be compressed.
+What compression leaves out of a message is added by the same member in its next round, so that
+nothing is lost for good. Where members have nothing in common, because a round counted for some of
+them only, the values themselves travel; and those of buffers and of an optimizer's state do always.
 """
 
+import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 
 from ravnest.errors import WireError
-from ravnest.provider.averaging.bounds import Pledge, Vector
-from ravnest.provider.averaging.course import Course, Division, Mean, Sum
+from ravnest.provider.averaging.bounds import Vector
+from ravnest.provider.averaging.course import Course, Division, Mean, Sum, unit_of
 from ravnest.provider.averaging.outer import Momentum
-from ravnest.provider.averaging.sketch import Payload
-from ravnest.provider.averaging.witness import Watch, Witness
+from ravnest.provider.averaging.witness import Payload, Witness, norm_of
 from ravnest.wire.codecs import Codec, Packed, unpack
 from ravnest.wire.messages import RingChunk
 
@@ -47,6 +50,29 @@ class Track:
     """The same in every round, and for all members."""
     is_parameters: bool = False
     """Not an optimizer's state, nor buffers."""
+    division: Division = field(default_factory=lambda: Division(0, 1, 1))
+    lengths: tuple[float, ...] = ()
+    """Of what this member brings, chunk by chunk, from where it is counted."""
+    size: float = 0.0
+    """Of the values themselves."""
+
+    def divide(self, members: int, chunk_bytes: int = CHUNK_BYTES) -> None:
+        """Into chunks. Changes take the place of values, where they are to travel."""
+        elements = max(1, chunk_bytes // self.own.element_size())
+        self.division = Division(self.own.numel(), members, elements)
+        lengths, sizes = [], []
+        for start, stop in self.division.pieces():
+            values = self.own[start:stop]
+            # Some models keep infinities in a buffer.
+            judged = values if self.is_parameters else values.nan_to_num(0.0, 0.0, 0.0)
+            sizes.append(norm_of(judged))
+            if self.base is None:
+                lengths.append(sizes[-1])
+            elif self.changes:
+                lengths.append(norm_of(values.sub_(self.base[start:stop])))
+            else:
+                lengths.append(norm_of(values - self.base[start:stop]))
+        self.lengths, self.size = tuple(lengths), math.hypot(*sizes)
 
     @property
     def vector(self) -> Vector:
@@ -56,6 +82,19 @@ class Track:
     def remembers(self) -> bool:
         """What a codec leaves out, or has left out before, is made up for."""
         return self.changes and self.residual is not None
+
+
+def in_full(weights: Sequence[float]) -> list[float]:
+    """Shares that make up a whole. Where nobody has anything to say, all say the same."""
+    total = sum(weights)
+    even = [1 / len(weights)] * len(weights)
+    return [weight / total for weight in weights] if total > 0 else even
+
+
+def shares_by_track(
+    tracks: Sequence[Track], of_changes: Sequence[float], whole: Sequence[float]
+) -> list[Sequence[float]]:
+    return [of_changes if track.changes else whole for track in tracks]
 
 
 class Exchange:
@@ -71,40 +110,24 @@ class Exchange:
         me: int,
         *,
         still: bool = False,
-        chunk_bytes: int = CHUNK_BYTES,
-        watch: Watch | None = None,
-        pledges: Sequence[Pledge] = (),
+        shares: Sequence[float] | None = None,
+        witness: Witness | None = None,
     ) -> None:
-        """`watch`: what goes past is looked at, and held against the pledges; see witness.py."""
+        """`shares`: where changes do not count in full. What they lack of a whole is no change."""
         self._ring, self._round = ring, number
         self._tracks = tracks
         place = members.index(me)
-        # Where nobody has anything to say, all say the same.
-        total = sum(weights)
-        even = [1 / len(weights)] * len(weights)
-        self._shares = [weight / total for weight in weights] if total > 0 else even
-        self._share = self._shares[place]
-        self.witness: Witness | None = None
-        if watch is not None:
-            self.witness = Witness(watch, tracks, members, self._shares, pledges)
+        whole = in_full(weights)
+        self._shares = shares_by_track(tracks, whole if shares is None else shares, whole)
+        self._share = [shares[place] for shares in self._shares]
+        self.witness = witness
         self._still = still
-        self._divisions, self._courses = [], []
+        self._courses = []
         for track in tracks:
-            elements = max(1, chunk_bytes // track.own.element_size())
-            division = Division(track.own.numel(), len(members), elements)
-            self._divisions.append(division)
-            self._courses.append(Course(division, place))
-            if track.changes:
-                assert track.base is not None
-                track.own.sub_(track.base)
-                if track.momentum is not None:
-                    first, stop = division.segment((place + 1) % len(members))
-                    track.momentum.begin(members, first, stop, track.own.dtype)
-
-    @property
-    def share(self) -> float:
-        """Of this member."""
-        return self._share
+            self._courses.append(Course(track.division, place))
+            if track.changes and track.momentum is not None:
+                first, stop = track.division.segment((place + 1) % len(members))
+                track.momentum.begin(members, first, stop, track.own.dtype)
 
     @property
     def is_done(self) -> bool:
@@ -115,15 +138,18 @@ class Exchange:
         for vector, course in enumerate(self._courses):
             for item in course.begin():
                 start, stop = self._bounds(vector, item)
-                track = self._tracks[vector]
-                values = track.own[start:stop]
-                if not self._share:  # what the others add is in units of the whole then
+                track, share = self._tracks[vector], self._share[vector]
+                values, unit = track.own[start:stop], unit_of(share)
+                if not share:  # 0 times infinity is not 0
                     values = torch.zeros_like(values)
+                elif unit != share:
+                    values = values * share
                 if track.remembers:
-                    values = self._with_residual(track, start, values.clone(), self._share)
+                    values = self._with_residual(track, start, values.clone(), unit)
                 # What is sent as it lies there is not written to before its mean is back, when it
                 # has long arrived.
-                yield self._sent(vector, item, self._packed(track, start, values, self._share))
+                payload, _ = self._packed(vector, item, start, values, unit)
+                yield self._sent(vector, item, payload)
 
     @torch.no_grad()
     def arrived(self, message: RingChunk, payload: Payload) -> Outgoing | None:
@@ -145,40 +171,48 @@ class Exchange:
                 f"{track.own.dtype}[{stop - start}] belongs"
             )
         if self.witness is not None:
-            self.witness.receives(message, start, values, payload)
+            self.witness.receives(vector, item, start, values, payload)
         if step.add:
-            unit = self._shares[message.segment]
-            if self._share:  # 0 times infinity is not 0
-                values.add_(track.own[start:stop], alpha=self._share / (unit or 1.0))
+            unit = unit_of(self._shares[vector][item.segment])
+            if share := self._share[vector]:
+                values.add_(track.own[start:stop], alpha=share / unit)
             if step.finish:
                 self._finish(track, start, values, unit)
                 unit = 1.0
             # After the outer step: what was left out then must not go through it again.
             self._with_residual(track, start, values, unit)
-            payload = self._packed(track, start, values, unit)
-            if step.keep and isinstance(payload, Packed):  # all are to have the same
-                values = unpack(payload)
-        if step.keep:
+            assert step.onward is not None
+            payload, values = self._packed(vector, step.onward, start, values, unit)
+        if step.keep:  # what the others get, too
             self._keep(track, start, values)
         return None if step.onward is None else self._sent(vector, step.onward, payload)
 
     def _finish(self, track: Track, start: int, mean: torch.Tensor, unit: float) -> None:
-        if unit:
-            mean.mul_(unit)
+        mean.mul_(unit)
         if track.changes and track.momentum is not None:
             trained = max(0, min(track.trained - start, mean.numel()))
             track.momentum.step(start, mean[:trained])
 
-    def _packed(self, track: Track, start: int, values: torch.Tensor, unit: float) -> Payload:
-        """The form in which they travel. What that leaves out is remembered."""
-        if track.codec is None or not track.changes:
-            return values
-        packed = track.codec.pack(values)
-        if track.remembers and isinstance(packed, Packed):
+    def _packed(
+        self, vector: int, item: Sum | Mean, start: int, values: torch.Tensor, unit: float
+    ) -> tuple[Payload, torch.Tensor]:
+        """The form in which they travel, and what arrives. What that leaves out is remembered."""
+        track, witness = self._tracks[vector], self.witness
+        codec = track.codec if track.changes else None
+
+        def pack(values: torch.Tensor) -> tuple[Payload, torch.Tensor]:
+            payload = values if codec is None else codec.pack(values)
+            return payload, unpack(payload) if isinstance(payload, Packed) else values
+
+        if witness is not None and witness.may_not_fit:
+            payload, arrives = witness.fitting(vector, item, start, values, pack)
+        else:
+            payload, arrives = pack(values)
+        if track.remembers and arrives is not values:
             assert track.residual is not None
             left_out = track.residual[start : start + values.numel()]
-            left_out.add_(values.sub_(unpack(packed)), alpha=unit or 1.0)
-        return packed
+            left_out.add_(values.sub_(arrives), alpha=unit)
+        return payload, arrives
 
     def _with_residual(
         self, track: Track, start: int, values: torch.Tensor, unit: float
@@ -187,7 +221,7 @@ class Exchange:
         if track.remembers:
             assert track.residual is not None
             left_out = track.residual[start : start + values.numel()]
-            values.add_(left_out, alpha=1.0 / (unit or 1.0))
+            values.add_(left_out, alpha=1.0 / unit)
             left_out.zero_()
         return values
 
@@ -209,7 +243,7 @@ class Exchange:
         own[trained:].copy_(agreed[trained:])
 
     def _bounds(self, vector: int, item: Sum | Mean) -> tuple[int, int]:
-        return self._divisions[vector].chunk(item.segment, item.chunk)
+        return self._tracks[vector].division.chunk(item.segment, item.chunk)
 
     def _sent(self, vector: int, item: Sum | Mean, payload: Payload) -> Outgoing:
         message = RingChunk(
@@ -222,5 +256,5 @@ class Exchange:
             passed=item.holders if isinstance(item, Mean) else item.shares,
         )
         if self.witness is not None:
-            self.witness.sends(message, self._bounds(vector, item)[0], payload)
+            self.witness.sends(vector, item, payload)
         return message, payload

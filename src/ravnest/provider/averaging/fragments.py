@@ -35,19 +35,12 @@ def fragments_of(
     tensors: Mapping[str, torch.Tensor],
     parameters: Collection[str],
     settings: Averaging,
-    *,
-    compresses: bool,
 ) -> "list[Fragment]":
     """A ring's tensors as the settings want them, with their present values as the first base."""
     sizes = {name: tensor.nbytes for name, tensor in tensors.items()}
     runs = divided(sizes, settings.fragments)
     return [
-        Fragment.starting_from(
-            Layout.of(some, parameters),
-            some,
-            keeps_base=compresses or settings.outer is not None,
-            outer=settings.outer,
-        )
+        Fragment.starting_from(Layout.of(some, parameters), some, outer=settings.outer)
         for some in ({name: tensors[name] for name in names} for names in runs)
     ]
 
@@ -57,7 +50,7 @@ class Fragment:
     """One of them. Lives on the averager's thread; only `layout` is looked at elsewhere."""
 
     layout: Layout
-    base: Vectors | None = None
+    base: Vectors
     """What changes of parameters are counted from: equal bytes for all members with the same
     `base_id`."""
     base_id: int = 0
@@ -74,11 +67,8 @@ class Fragment:
         layout: Layout,
         tensors: Mapping[str, torch.Tensor],
         *,
-        keeps_base: bool,
-        outer: Nesterov | None,
+        outer: Nesterov | None = None,
     ) -> "Fragment":
-        if not keeps_base:
-            return cls(layout)
         whole = layout.gather(tensors)
         base = Vectors(*(v[:n].clone() for v, n in zip(whole, layout.trained(), strict=True)))
         momenta = [] if outer is None else [Momentum(outer) for _ in base]
@@ -87,7 +77,7 @@ class Fragment:
 
     def remember_for(self, codec: Codec | None) -> None:
         """From now on what codecs leave out is made up for, if this one leaves out much."""
-        if codec is None or codec.name in _EXACT_ENOUGH or self.base is None:
+        if codec is None or codec.name in _EXACT_ENOUGH:
             return
         if self.residual is None:
             self.residual = Vectors(*(torch.zeros_like(vector) for vector in self.base))
@@ -115,8 +105,6 @@ class Fragment:
 
     def completed(self, number: int, members: Sequence[int], *, changes: bool) -> None:
         """A round of this fragment is over, and the base is what it has agreed upon."""
-        if self.base is None:
-            return
         before = self.base_id if changes else 0
         self.base_id = numbered(before, self.layout.digest, number, *members)
         if not changes:
@@ -124,9 +112,8 @@ class Fragment:
 
     def failed(self) -> None:
         """A round has come to nothing: the base may be half changed."""
-        if self.base is not None:
-            self.base_id = 0
-            self._begin_anew()
+        self.base_id = 0
+        self._begin_anew()
 
     def _begin_anew(self) -> None:
         for momentum in self.momenta:

@@ -3,15 +3,13 @@
 import logging
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-import torch
-
 from ravnest.errors import RunError, WireError
-from ravnest.provider.averaging.bounds import Agreement, Pledge, agree
-from ravnest.provider.averaging.exchange import Exchange, Track
+from ravnest.provider.averaging.bounds import LEAST_OF_TWO, Agreement, agree
+from ravnest.provider.averaging.exchange import Exchange, Track, in_full, shares_by_track
 from ravnest.provider.averaging.fragments import Fragment, is_finite
 from ravnest.provider.averaging.instructions import (
     Instruction,
@@ -24,9 +22,9 @@ from ravnest.provider.averaging.instructions import (
 )
 from ravnest.provider.averaging.rollcall import RollCall
 from ravnest.provider.averaging.share import Facts, Outcome, Snapshot
-from ravnest.provider.averaging.sketch import Payload
 from ravnest.provider.averaging.testimony import Testimony, Words
 from ravnest.provider.averaging.vectors import Layout, Vectors, numbered
+from ravnest.provider.averaging.witness import Payload, TooLongError
 from ravnest.provider.document import RingDocument
 from ravnest.provider.telemetry import Round
 from ravnest.wire.codecs import Codec
@@ -35,6 +33,8 @@ from ravnest.wire.messages import RingChunk, RingMessage, RingShare
 
 logger = logging.getLogger("ravnest.averaging")
 _EARLY_BYTES = 1 << 20
+_EARLY_COSTS = 1000
+"""Bytes for keeping a chunk, however short it is."""
 _MOST_DISAGREEMENTS = 3
 _ASKED_S = 60.0
 """How long a leader that is asked to go on without stragglers may take."""
@@ -90,8 +90,9 @@ class _Round:
     exchange: Exchange | None = None
     rest: tuple[Vectors, ...] = ()
     """What belongs to no parameter, as it was in the snapshot."""
-    early: list[tuple[str, Parcel]] = field(default_factory=list)
-    """Chunks that came before the snapshot was there."""
+    early: list[Parcel] = field(default_factory=list)
+    """Chunks that came before this member could begin."""
+    early_bytes: int = 0
     is_exchanged: bool = False
     """All chunks are here."""
 
@@ -130,9 +131,7 @@ class RingPlace:
         self._testimony = Testimony(
             document.id,
             document.place,
-            lambda member, words, tensors: around.send(
-                document.members[member].node, Parcel(words, tuple(tensors))
-            ),
+            lambda member, words: around.send(document.members[member].node, Parcel(words)),
         )
         self._disagreements = 0
         self._rows: defaultdict[tuple[int, int], float] = defaultdict(float)
@@ -148,17 +147,6 @@ class RingPlace:
             names=[f"{m.node} (cluster {m.cluster})" for m in document.members],
         )
         self._places = {member.node: k for k, member in enumerate(document.members)}
-
-    def starts_from(self, tensors: Mapping[str, torch.Tensor]) -> None:
-        """What all members begin with: the first changes are counted from there."""
-        watch = self._testimony.watch
-        for number, fragment in enumerate(self.fragments):
-            vectors = fragment.layout.gather(tensors)
-            for k, trained in enumerate(fragment.layout.trained()):
-                watch.starts_from(f"parameters {number}.{k}", vectors[k][:trained])
-                # Some models keep infinities in a buffer.
-                rest = vectors[k][trained:].nan_to_num(0.0, 0.0, 0.0)
-                watch.starts_from(f"buffers {number}.{k}", rest)
 
     @property
     def wake_at(self) -> float | None:
@@ -234,7 +222,7 @@ class RingPlace:
         if source not in self._places:
             raise WireError(f"{source} is not a member of ring {self.id}")
         if isinstance(message, Words):
-            self._testified(parcel, message, self._places[source])
+            self._testified(message, self._places[source])
             return
         if not isinstance(message, RingChunk):
             self._do(self._roll.heard(message, self._places[source], self._clock()))
@@ -244,12 +232,15 @@ class RingPlace:
             return  # of a round that has been given up here
         if self._places[source] != self._testimony.watch.neighbour(-1):
             raise WireError("a chunk from another member than the one before this one")
+        if len(parcel.tensors) != 1:
+            raise WireError(f"a chunk with {len(parcel.tensors)} tensors")
         if current.exchange is None:
-            current.early.append((source, parcel))
+            current.early.append(parcel)
+            current.early_bytes += parcel.tensors[0].nbytes + _EARLY_COSTS
             # A round has each chunk of its vectors twice at most, as a sum and as a mean.
             sizes = [self.fragments[k].layout.sizes() for k in current.fragments]
             most = 4 * 8 * sum(single + double for single, double in sizes) + _EARLY_BYTES
-            if sum(t.nbytes for _, each in current.early for t in each.tensors) > most:
+            if current.early_bytes > most:
                 raise WireError("more chunks than a round has")
         else:
             self._take_in(current, current.exchange, message, parcel)
@@ -257,13 +248,25 @@ class RingPlace:
     def _take_in(
         self, current: _Round, exchange: Exchange, message: RingChunk, parcel: Parcel
     ) -> None:
-        if len(parcel.tensors) != 1:
-            raise WireError(f"a chunk with {len(parcel.tensors)} tensors")
-        onward = exchange.arrived(message, parcel.tensors[0])
+        if self._testimony.agree is None:
+            raise WireError("a chunk before the terms on which it was made")
+        try:
+            onward = exchange.arrived(message, parcel.tensors[0])
+        except TooLongError as error:
+            self._refuse_chunk(current, error)
+            return
         self._roll.progressed(self._clock())
         if onward is not None:
             self._pass_on(*onward)
         self._look_whether_done(current)
+
+    def _refuse_chunk(self, current: _Round, error: TooLongError) -> None:
+        if error.is_certain:
+            node = self._members[self._testimony.watch.neighbour(-1)].node
+            reason = f"in round {self._turn(current.number)} {error}"
+            self.lost(node, reason, is_caught=True)
+        else:
+            self._do(self._roll.failed(str(error), self._clock(), is_refused=True))
 
     def snapshot_begun(self, number: int, facts: Facts) -> None:
         current = self._round
@@ -320,7 +323,6 @@ class RingPlace:
                     self._around.take_snapshot(self.id, number, tuple(chosen))
                 case Start():
                     assert self._round is not None
-                    self._check_start(instruction, self._round)
                     if self._is_fair(instruction):
                         self._started(instruction, self._round)
                 case Skip():
@@ -341,18 +343,18 @@ class RingPlace:
                     if not (expected or is_mismatch):
                         self._around.cut_off()
 
-    def _check_start(self, start: Start, current: _Round) -> None:
-        """Whether the leader can have made this of what it was told."""
-        has_base = all(self.fragments[k].base_id for k in current.fragments)
-        if start.changes and not has_base:
-            raise WireError("a round of changes is begun, but there is nothing in common to change")
-
     def _is_fair(self, start: Start) -> bool:
-        """Whether no member says that it has done more than it can have."""
-        assert self._round is not None
-        assert self._round.facts is not None
-        if start.weights[start.members.index(self._roll.me)] != self._round.facts.weight:
-            self._disagree("this member weighs other than it has said")
+        """Whether the leader can have made this of what it was told, and no member says that it
+        has done more than it can have."""
+        current = self._round
+        assert current is not None
+        facts = current.facts
+        assert facts is not None
+        has_moments = any(layout.names for layout in facts.moments)
+        has_base = all(self.fragments[k].base_id for k in current.fragments)
+        other_weight = start.weights[start.members.index(self._roll.me)] != facts.weight
+        if other_weight or start.moments > has_moments or start.changes > has_base:
+            self._disagree("the round begins with other words than this member has said")
             return False
         place = self._too_many(start)
         if place is None or start.members[place] == self._roll.me:
@@ -384,9 +386,19 @@ class RingPlace:
     def _try_to_pledge(self, current: _Round) -> None:
         if current.start is None or current.snapshot is None or current.facts is None:
             return
-        current.tracks = self._tracks(current.snapshot, current.start, current.fragments)
-        weight, has_ended = current.facts.weight, self._roll.has_ended
-        self._testimony.pledge(current.tracks, weight, has_ended=has_ended)
+        start, snapshot = current.start, current.snapshot
+        current.tracks = self._tracks(snapshot, start, current.fragments)
+        current.rest = tuple(layout.rest_of(vectors) for layout, vectors in self._parts(snapshot))
+        for track in current.tracks:
+            track.divide(len(start.members))
+        codec = current.tracks[0].codec if current.tracks else None
+        self._testimony.pledge(
+            current.tracks,
+            current.facts.weight,
+            codec="" if codec is None else codec.name,
+            has_ended=self._roll.has_ended,
+            again=start.still and self._roll.makes_again,
+        )
         self._try_to_begin(current)
 
     def _try_to_begin(self, current: _Round) -> None:
@@ -398,21 +410,24 @@ class RingPlace:
             return
         assert current.start is not None
         start, vectors = current.start, [track.vector for track in current.tracks]
-        if not all(pledge.is_about(len(vectors)) for pledge in pledges):
+        chunks = [len(track.lengths) for track in current.tracks]
+        if not all(pledge.is_about(chunks) for pledge in pledges):
             self._disagree("the members have pledged different vectors")
             return
         agreed = agree(start.weights, pledges, vectors, still=start.still)
         self._report_lowered(agreed, start)
+        # Without a base in common, what is taken from one would have to fall to others.
+        too_little = not start.changes and sum(agreed.shares) < LEAST_OF_TWO
         if agreed.idle is not None:
             who = self._members[start.members[agreed.idle]].node
             reason = f"{who} has not trained since the last round"
             self._do(self._roll.failed(reason, self._clock(), is_refused=True))
-        elif not agreed.apart:
-            self._begin(current, agreed.shares, pledges)
+        elif not agreed.apart and not too_little:
+            self._begin(current, agreed.shares)
         elif start.still:  # it would be the same for ever
             self._do(self._roll.leave(self._clock()))
         else:
-            reason = "one of the two members has moved far away from the other"
+            reason = "one of the members has moved far away from the others"
             self._do(self._roll.failed(reason, self._clock(), is_refused=True))
 
     def _report_lowered(self, agreed: Agreement, start: Start) -> None:
@@ -441,12 +456,12 @@ class RingPlace:
             )
         self._around.released(self.id, last)
 
-    def _begin(self, current: _Round, shares: Sequence[float], pledges: Sequence[Pledge]) -> None:
+    def _begin(self, current: _Round, shares: Sequence[float]) -> None:
         start, snapshot = current.start, current.snapshot
         assert start is not None
         assert snapshot is not None
         current.exchange_began = self._clock()
-        current.rest = tuple(layout.rest_of(vectors) for layout, vectors in self._parts(snapshot))
+        by_track = shares_by_track(current.tracks, shares, in_full(shares))
         current.exchange = Exchange(
             self.id,
             start.round,
@@ -455,16 +470,20 @@ class RingPlace:
             shares,
             self._roll.me,
             still=start.still,
-            watch=self._testimony.watch,
-            pledges=pledges,
+            shares=shares,
+            witness=self._testimony.watches(current.tracks, by_track),
         )
-        assert current.exchange.witness is not None
-        self._testimony.exchanges(current.exchange.witness)
+        if self._testimony.agree is False:
+            self._disagree("the members were told different weights or pledges")
+            return
         for message, payload in current.exchange.begin():
             self._pass_on(message, payload)
         early, current.early = current.early, []
-        for source, parcel in early:
+        source = self._members[self._testimony.watch.neighbour(-1)].node
+        for parcel in early:
             assert isinstance(parcel.message, RingChunk)
+            if self._round is not current:
+                return
             try:
                 self._take_in(current, current.exchange, parcel.message, parcel)
             except WireError as error:
@@ -485,7 +504,7 @@ class RingPlace:
                     trained,
                     name=f"parameters {number}.{k}",
                     is_parameters=True,
-                    base=None if fragment.base is None else fragment.base[k],
+                    base=fragment.base[k],
                     changes=start.changes,
                     residual=None if fragment.residual is None else fragment.residual[k],
                     momentum=fragment.momenta[k] if fragment.momenta else None,
@@ -528,13 +547,15 @@ class RingPlace:
         if not self._is_usable(snapshot, start):
             self._refuse(current, start, facts)
             return
+        self._keep_finite_buffers(snapshot)
         self._round = None
         assert current.exchange.witness is not None
         current.exchange.witness.applied()
         self._testimony.end()
         self._disagreements = 0
         for member, rows in zip(start.members, start.weights, strict=True):
-            self._rows[start.fragment, member] += rows
+            if not (start.still and self._roll.makes_again):  # the rows of one round
+                self._rows[start.fragment, member] += rows
         parts = []
         for number, vectors in zip(current.fragments, snapshot.vectors, strict=True):
             fragment = self.fragments[number]
@@ -567,20 +588,19 @@ class RingPlace:
                 start.still,
                 facts.samples,
                 facts.updates,
-                current.exchange.share,
             )
         )
         self._do(self._roll.completed(self._clock()))
 
     # ---- the members beside this one ----
 
-    def _testified(self, parcel: Parcel, words: Words, source: int) -> None:
+    def _testified(self, words: Words, source: int) -> None:
         current = self._round
         if current is None:
             return
-        self._testimony.heard(words, parcel.tensors, source)
-        if self._testimony.disagree:
-            self._disagree("the members were told different weights")
+        self._testimony.heard(words, source)
+        if self._testimony.agree is False:
+            self._disagree("the members were told different weights or pledges")
             return
         self._try_to_begin(current)
         self._look_whether_done(current)
@@ -603,13 +623,23 @@ class RingPlace:
             for vector, trained in zip(vectors, layout.trained(), strict=True)
         ]
         moments = [vector for vectors in snapshot.moments for vector in vectors]
+        return all(map(is_finite, parameters + (moments if start.moments else [])))
+
+    def _keep_finite_buffers(self, snapshot: Snapshot) -> None:
+        """Some models have infinities in buffers, so that nobody is blamed for one; but none takes
+        the place of a number."""
         assert self._round is not None
-        spoilt = any(
-            bool((before.isfinite() & ~vector[trained:].isfinite()).any())
-            for (layout, vectors), rest in zip(self._parts(snapshot), self._round.rest, strict=True)
-            for vector, trained, before in zip(vectors, layout.trained(), rest, strict=True)
-        )
-        return not spoilt and all(map(is_finite, parameters + (moments if start.moments else [])))
+        for (layout, vectors), rest in zip(self._parts(snapshot), self._round.rest, strict=True):
+            for vector, trained, before in zip(vectors, layout.trained(), rest, strict=True):
+                found = vector[trained:]
+                spoilt = before.isfinite() & ~found.isfinite()
+                if spoilt.any():
+                    found.copy_(found.where(~spoilt, before))
+                    logger.warning(
+                        "ring %d: others have sent buffers that are not finite; this member keeps "
+                        "its own",
+                        self.id,
+                    )
 
     def _parts(self, snapshot: Snapshot) -> list[tuple[Layout, Vectors]]:
         current = self._round

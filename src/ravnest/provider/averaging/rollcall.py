@@ -131,6 +131,11 @@ class RollCall:
         return self._stand == "ended"
 
     @property
+    def makes_again(self) -> bool:
+        """A round that was complete here is not known to be so everywhere: it is made once more."""
+        return self._complete > self._settled
+
+    @property
     def is_idle(self) -> bool:
         return self._state in ("idle", "over")
 

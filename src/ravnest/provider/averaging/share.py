@@ -50,8 +50,6 @@ class Outcome:
     """The values themselves; otherwise what is applied is a difference."""
     samples: float
     updates: int
-    share: float = 0.0
-    """Of this member in it."""
 
 
 _SQUARES = frozenset({"exp_avg_sq", "max_exp_avg_sq", "square_avg", "sum", "exp_inf"})
@@ -247,6 +245,19 @@ class Share:
                     found[f"{name}/{kind}"] = state[kind]
         return found
 
+    def _kept(self) -> dict[str, float]:
+        """By parameter: what is left of squares after an update without gradients. Steps are
+        divided by their root: what others say takes away no more of them than silence would, or it
+        could make steps as long as it likes."""
+        optimizer = self._optimizer()
+        assert optimizer is not None
+        kept = {
+            id(parameter): group["betas"][1] if "betas" in group else group.get("alpha", 1.0)
+            for group in optimizer.param_groups
+            for parameter in group["params"]
+        }
+        return {name: kept.get(id(p), 1.0) for name, p in self._parameters.items()}
+
     # ---- what comes of rounds ----
 
     def averaged(self, outcome: Outcome) -> None:
@@ -278,12 +289,11 @@ class Share:
             for number, (layout, vectors) in zip(outcome.fragments, outcome.moments, strict=False):
                 present = self._moments(ring.layouts[number].names)
                 state = {name: present[name] for name in layout.names if name in present}
-                # A mean of squares is no less than this member's share of its own. Steps are
-                # divided by their root: what others say must not make them vanish.
+                passed, kept = outcome.updates - ring.updates, self._kept()
                 least = {
-                    name: outcome.share * value
+                    name: value * kept[name.removesuffix(f"/{kind}")] ** passed
                     for name, value in state.items()
-                    if name.rpartition("/")[2] in _SQUARES
+                    if (kind := name.rpartition("/")[2]) in _SQUARES
                 }
                 if Layout.of(state) == layout and outcome.still:
                     layout.write(vectors, state)

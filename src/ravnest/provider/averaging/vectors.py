@@ -18,6 +18,8 @@ from typing import NamedTuple
 import torch
 import xxhash
 
+_VARIANCE = "running_var"
+"""What normalisation layers call it; nowhere negative, whatever others say."""
 _WIDE = (torch.float64, torch.int64, torch.int32, torch.complex128)
 
 
@@ -86,7 +88,10 @@ class Layout:
     def write(self, vectors: Vectors, tensors: Mapping[str, torch.Tensor]) -> None:
         """Put these values into the tensors."""
         for name, value in self._places(vectors):
-            _put(_as_real(tensors[name].data), value)
+            target = _as_real(tensors[name].data)
+            if name.endswith(_VARIANCE):
+                value = value.where(value >= 0, target.reshape(-1).to(value.device, value.dtype))
+            _put(target, value)
 
     def rest_of(self, vectors: Vectors) -> Vectors:
         """A copy of what belongs to no parameter; it is small."""
@@ -104,6 +109,8 @@ class Layout:
         for (name, mean), (_, was) in zip(
             means, self._places(before, self.parameters), strict=True
         ):
+            if name.endswith(_VARIANCE):
+                mean = mean.where(mean >= 0, was)
             _shift(_as_real(tensors[name].data), mean - was, is_positive=bool((mean >= 0).all()))
 
     @torch.no_grad()
