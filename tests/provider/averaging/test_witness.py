@@ -790,7 +790,7 @@ RUNS = [
     (3, "topk", None, (1, 4, 16), "comes to rest", None),
     (3, "fp16", None, (1, 1, 1), "rank one", None),
     (5, "int4s", Nesterov(1.0, 0.95), (1, 2, 8, 64, 1), "spikes", 3),
-    (2, "int4", None, (1, 64), "warms up", 1),
+    (2, "int4", None, (1, 8), "warms up", 1),
     (3, "bf16", None, (1, 1, 1), "few rows", 2),
 ]
 
@@ -832,3 +832,9 @@ def test_honest_members_are_not_blamed_however_they_learn(
             ring.places[to].heard(f"node_{source}", parcel)
     assert blamed(caplog) == set()
     assert max(len(applied) for applied in ring.applied) > 10
+    for place in ring.places:  # the last round is not compressed, and brings what was left out
+        place.ended()
+    ring.deliver()
+    assert blamed(caplog) == set()
+    for tensors in ring.tensors:
+        assert all(torch.equal(tensors[name], ring.tensors[0][name]) for name in SHAPES)

@@ -50,7 +50,7 @@ class Pledge:
     chunks: tuple[tuple[float, ...], ...] = ()
     """`lengths`, chunk by chunk."""
     codec: str = ""
-    """By which it sends; nothing if as it is."""
+    """By which it sends, or has sent and left something out; nothing if as it is."""
 
     @classmethod
     def of(

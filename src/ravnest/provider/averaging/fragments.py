@@ -56,6 +56,8 @@ class Fragment:
     base_id: int = 0
     residual: Vectors | None = None
     """What compression has left out so far of what this member was to send."""
+    compressed_by: str = ""
+    """The codec that has left it out."""
     momenta: list[Momentum] = field(default_factory=list)
     _may_be: tuple[bool, bool] | None = None
     """Some models keep NaN, or infinities (masks), in a buffer from the beginning; None before the
@@ -79,6 +81,7 @@ class Fragment:
         """From now on what codecs leave out is made up for, if this one leaves out much."""
         if codec is None or codec.name in _EXACT_ENOUGH:
             return
+        self.compressed_by = codec.name
         if self.residual is None:
             self.residual = Vectors(*(torch.zeros_like(vector) for vector in self.base))
 

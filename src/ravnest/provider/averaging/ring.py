@@ -24,7 +24,7 @@ from ravnest.provider.averaging.rollcall import RollCall
 from ravnest.provider.averaging.share import Facts, Outcome, Snapshot
 from ravnest.provider.averaging.testimony import Testimony, Words
 from ravnest.provider.averaging.vectors import Layout, Vectors, numbered
-from ravnest.provider.averaging.witness import Payload, TooLongError
+from ravnest.provider.averaging.witness import Payload, TooLongError, loosest
 from ravnest.provider.document import RingDocument
 from ravnest.provider.telemetry import Round
 from ravnest.wire.codecs import Codec
@@ -391,11 +391,12 @@ class RingPlace:
         current.rest = tuple(layout.rest_of(vectors) for layout, vectors in self._parts(snapshot))
         for track in current.tracks:
             track.divide(len(start.members))
-        codec = current.tracks[0].codec if current.tracks else None
+        codecs = [track.codec.name for track in current.tracks if track.codec is not None]
+        codecs += [self.fragments[number].compressed_by for number in current.fragments]
         self._testimony.pledge(
             current.tracks,
             current.facts.weight,
-            codec="" if codec is None else codec.name,
+            codec=loosest(codecs),
             has_ended=self._roll.has_ended,
             again=start.still and self._roll.makes_again,
         )
@@ -588,6 +589,7 @@ class RingPlace:
                 start.still,
                 facts.samples,
                 facts.updates,
+                current.exchange.share,
             )
         )
         self._do(self._roll.completed(self._clock()))

@@ -50,6 +50,8 @@ class Outcome:
     """The values themselves; otherwise what is applied is a difference."""
     samples: float
     updates: int
+    share: float = 0.0
+    """Of this member in means."""
 
 
 _SQUARES = frozenset({"exp_avg_sq", "max_exp_avg_sq", "square_avg", "sum", "exp_inf"})
@@ -245,18 +247,22 @@ class Share:
                     found[f"{name}/{kind}"] = state[kind]
         return found
 
-    def _kept(self) -> dict[str, float]:
-        """By parameter: what is left of squares after an update without gradients. Steps are
-        divided by their root: what others say takes away no more of them than silence would, or it
-        could make steps as long as it likes."""
+    def _kept(self, outcome: Outcome) -> dict[str, float]:
+        """By parameter: of squares, so much at least is left by a round. Steps are divided by their
+        root: what others say takes away no more of them than updates without gradients would have,
+        or it could make steps as long as it likes. Where all are to have the same bytes it is this
+        member's share of its own squares, which a mean of squares never falls below."""
+        if outcome.still:
+            return dict.fromkeys(self._parameters, outcome.share)
         optimizer = self._optimizer()
         assert optimizer is not None
+        passed = outcome.updates - self._rings[outcome.ring].updates
         kept = {
             id(parameter): group["betas"][1] if "betas" in group else group.get("alpha", 1.0)
             for group in optimizer.param_groups
             for parameter in group["params"]
         }
-        return {name: kept.get(id(p), 1.0) for name, p in self._parameters.items()}
+        return {name: kept.get(id(p), 1.0) ** passed for name, p in self._parameters.items()}
 
     # ---- what comes of rounds ----
 
@@ -289,9 +295,9 @@ class Share:
             for number, (layout, vectors) in zip(outcome.fragments, outcome.moments, strict=False):
                 present = self._moments(ring.layouts[number].names)
                 state = {name: present[name] for name in layout.names if name in present}
-                passed, kept = outcome.updates - ring.updates, self._kept()
+                kept = self._kept(outcome)
                 least = {
-                    name: value * kept[name.removesuffix(f"/{kind}")] ** passed
+                    name: value * kept[name.removesuffix(f"/{kind}")]
                     for name, value in state.items()
                     if (kind := name.rpartition("/")[2]) in _SQUARES
                 }

@@ -316,6 +316,11 @@ def _rule_of(track: Watched) -> Nesterov | None:
     return track.momentum.rule if track.momentum is not None and track.changes else None
 
 
+def loosest(codecs: Iterable[str]) -> str:
+    """That by which most may have been left out; nothing if there are none."""
+    return max(codecs, key=lambda name: _MAKES_UP.get(name, 0.0), default="")
+
+
 def norm_of(values: torch.Tensor) -> float:
     found = float(torch.linalg.vector_norm(values))
     # Squares of very small and very large numbers have no place in single precision.
