@@ -408,7 +408,7 @@ def test_buffers_that_are_infinite_stay_as_they_are(tmp_path, codec):
 
 def test_statistics_that_turn_into_nan_end_their_cluster():
     stats = {"weight": torch.ones(3), "mean": torch.tensor([0.0, float("inf")])}
-    fragment = Fragment(Layout.of(stats, ["weight"]))
+    fragment = Fragment.starting_from(Layout.of(stats, ["weight"]), stats)
     assert not fragment.fault_in(fragment.layout.gather(stats))
     stats["mean"][0] = float("nan")
     assert "NaN in buffers among 'mean'" in fragment.fault_in(fragment.layout.gather(stats))
@@ -418,7 +418,7 @@ def test_statistics_that_turn_into_nan_end_their_cluster():
 
 def test_statistics_that_turn_infinite_end_their_cluster():
     stats = {"weight": torch.ones(3), "variance": torch.ones(2)}
-    fragment = Fragment(Layout.of(stats, ["weight"]))
+    fragment = Fragment.starting_from(Layout.of(stats, ["weight"]), stats)
     assert not fragment.fault_in(fragment.layout.gather(stats))
     stats["variance"][1] = float("inf")
     assert "an infinity in buffers" in fragment.fault_in(fragment.layout.gather(stats))
