@@ -11,6 +11,10 @@ import shutil
 from pathlib import Path
 
 import pytest
+from devices import register
+
+# Before anything else: the threads of autograd are started once, for the devices there are then.
+register()
 
 NEEDS = {
     "chromium": "Debian: apt install chromium",
