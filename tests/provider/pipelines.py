@@ -13,6 +13,7 @@ from ravnest.planning.study import study
 from ravnest.provider.assembly import StageSettings, build_runner
 from ravnest.provider.inputs import BatchInputs
 from ravnest.provider.numbering import BatchNumbers
+from ravnest.provider.options import usable_device
 from ravnest.provider.place import Place
 from ravnest.provider.proof import proof_of
 from ravnest.provider.runtime import ProviderRuntime
@@ -66,7 +67,9 @@ class Cluster:
         for runtime in self.runtimes:
             stage = runtime.runner._passes.stage
             tensors = runtime.user.ask(
-                lambda stage=stage: {n: t.detach().clone() for n, t in stage.tensors().items()}
+                lambda stage=stage: {
+                    n: t.detach().cpu().clone() for n, t in stage.tensors().items()
+                }
             )
             for spec in stage.graph.tensors:
                 if spec.owner:
@@ -94,6 +97,7 @@ def build(
     first=0,
     rings=lambda node: None,
     telemetry=lambda node: None,
+    devices=(),
 ):
     studied = study(model, example)
     if graphs is None:
@@ -108,7 +112,8 @@ def build(
 
     def make(k):
         def runner(runtime):
-            stage = packages[k].module(model=model)
+            device = usable_device(devices[k] if devices else "cpu")
+            stage = packages[k].module(device, model=model)
             return build_runner(
                 packages[k], stage, settings(k), runtime.user, telemetry=telemetry(peers[k].node)
             )

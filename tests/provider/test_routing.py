@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from ravnest.errors import WireError
+from ravnest.provider.compression import Packing
 from ravnest.provider.routing import (
     Onward,
     gradients_for_previous,
@@ -34,6 +35,21 @@ def test_a_value_travels_to_all_who_use_it():
     mine, onward = unpack(carried, tensors, 3)
     assert torch.equal(mine[5], x)
     assert not onward.payloads
+
+
+def test_what_is_only_handed_on_stays_packed():
+    """Packed again on every stage, it would lose digits on every stage."""
+    x = torch.randn(300)
+    packed = Packing("int4s").pack((x,), None)
+    mine, onward = unpack((Carried(value=5, goes_to=(1, 3)),), packed, 1)
+    assert mine[5] is packed[0]
+    _, tensors = pack_forward([], {}, onward)
+    for packing in (Packing(None), Packing("int4s")):
+        assert packing.pack(tensors, None)[0] is packed[0]
+    (other,) = Packing("bf16").pack(tensors, None)
+    assert other.codec == "bf16"
+    arrived = unpack_gradients((Carried(value=5),), packed)
+    assert gradients_for_previous({}, arrived, onward)[5] is packed[0]
 
 
 def test_gradients_are_added_where_ways_meet():

@@ -68,6 +68,26 @@ def _changed(item: Any, rows: int, change: Callable[[Any], Any]) -> Any:
     return item
 
 
+def with_tensors(
+    item: Any, change: Callable[[torch.Tensor], torch.Tensor], device: torch.device
+) -> Any:
+    """The same structure, with `change` applied to its tensors. What knows by itself how to get
+    to a device (modules, packed sequences, collections of libraries) does that instead."""
+    if isinstance(item, torch.Tensor):
+        return change(item)
+    if callable(move := getattr(item, "to", None)) and not isinstance(item, type):
+        return move(device)
+    if isinstance(item, Mapping):
+        return type(item)({k: with_tensors(v, change, device) for k, v in entries(item).items()})  # type: ignore[call-arg]
+    if isinstance(item, tuple | list):
+        found = [with_tensors(value, change, device) for value in item]
+        return type(item)(*found) if hasattr(item, "_fields") else type(item)(found)
+    if is_dataclass(item) and not isinstance(item, type):
+        changed = {name: with_tensors(v, change, device) for name, v in vars(item).items()}
+        return replace(item, **changed)
+    return item
+
+
 def _holds_whole_batches(items: Sequence[Any], rows: int) -> bool:
     """Whether the entries are things like [inputs, labels], which happen to be as many as rows."""
     if len(items) > 1 and all(isinstance(item, Mapping) for item in items):

@@ -8,13 +8,13 @@ import torch
 
 from ravnest.errors import NodeError
 from ravnest.plan import bytes_per_s
-from ravnest.wire.codecs import CODECS, Codec, Packed, codec_named
+from ravnest.provider.compute.copies import Sent
+from ravnest.wire.codecs import CODECS, Codec, Packed, codec_named, unpack
 from ravnest.wire.pace import Pace
 
 SLOW_BYTES_PER_S = 1e9 / 8
 """A link of less than 1 Gbit/s is worth a codec that leaves more out."""
 _GENTLE, _STRONG = "fp16", "int8"
-Item = torch.Tensor | Packed
 Ready = Callable[[], None] | None
 Leave = Callable[[Sequence[torch.Tensor]], tuple[tuple[torch.Tensor, ...], Ready]]
 
@@ -85,25 +85,32 @@ class Packing:
             self._automatic, self._codec = False, codec_named(_STRONG)
         return self._codec
 
-    def pack(self, tensors: tuple[torch.Tensor, ...], link: Any) -> tuple[Item, ...]:
+    def pack(self, items: tuple[Sent, ...], link: Any) -> tuple[Sent, ...]:
         codec = self.codec_for(link)
-        if codec is None:
-            return tensors
-        return tuple(codec.pack(tensor.detach()) for tensor in tensors)
+        return items if codec is None else tuple(_packed(item, codec) for item in items)
 
 
-def leaving(items: Sequence[Item], leave: Leave) -> tuple[tuple[Item, ...], Ready]:
+def _packed(item: Sent, codec: Codec) -> Sent:
+    """What came packed, and is only handed on, loses no more digits than it has to."""
+    if isinstance(item, Packed):
+        if item.codec == codec.name:
+            return item
+        item = unpack(item)
+    return codec.pack(item.detach())
+
+
+def leaving(items: Sequence[Sent], leave: Leave) -> tuple[tuple[Sent, ...], Ready]:
     """The same where they can be sent from, and what to wait for before that."""
     left, ready = leave([part for item in items for part in _parts(item)])
     rest = iter(left)
     return tuple(_with_parts(item, rest) for item in items), ready
 
 
-def _parts(item: Item) -> tuple[torch.Tensor, ...]:
+def _parts(item: Sent) -> tuple[torch.Tensor, ...]:
     return item.parts if isinstance(item, Packed) else (item,)
 
 
-def _with_parts(item: Item, rest: Iterator[torch.Tensor]) -> Item:
+def _with_parts(item: Sent, rest: Iterator[torch.Tensor]) -> Sent:
     if isinstance(item, Packed):
         return replace(item, parts=tuple(next(rest) for _ in item.parts))
     return next(rest)

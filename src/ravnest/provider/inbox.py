@@ -1,6 +1,8 @@
 """What reaches the compute thread, one thing after another: messages, requests, the end."""
 
+import functools
 import queue
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -44,9 +46,28 @@ class Inbox:
 
     def __init__(self) -> None:
         self._items: queue.SimpleQueue[Item] = queue.SimpleQueue()
+        self._entrance = self._items
 
     def put(self, item: Item) -> None:
-        self._items.put(item)
+        self._entrance.put(item)
+
+    def look_ahead(self, see: Callable[[Item], Item]) -> None:
+        """From now on every item goes through `see`, on a thread of its own, before the compute
+        thread takes it; in the same order, until the end."""
+        self._entrance = queue.SimpleQueue()
+        pass_on = functools.partial(self._pass_on, self._entrance, see)
+        threading.Thread(target=pass_on, name="ravnest-ahead", daemon=True).start()
+
+    def _pass_on(self, entrance: "queue.SimpleQueue[Item]", see: Callable[[Item], Item]) -> None:
+        item: Item | None = None
+        while not isinstance(item, Stop):
+            item = entrance.get()
+            try:
+                seen = see(item)
+            except Exception as error:
+                seen = Asked(functools.partial(_fail, error))
+            self._items.put(seen)
+            del seen  # it may hold memory of a device until the next one comes
 
     def take(self, within_s: float = 0.0) -> Item | None:
         """The next item; None if there is none within that time."""
@@ -54,3 +75,8 @@ class Inbox:
             return self._items.get(block=within_s > 0, timeout=within_s)
         except queue.Empty:
             return None
+
+
+def _fail(error: Exception) -> None:
+    """On the compute thread, whose errors end the run."""
+    raise error

@@ -4,18 +4,21 @@ A value travels from the stage that makes it through its neighbours to every sta
 gradient comes back the same way, and is added up where ways meet. So each stage talks to two
 neighbours only, whatever the model's skip connections look like.
 
-Values are known by number; payloads are tensors, or plain numbers that travel in the message.
+Values are known by number; payloads are tensors, or plain numbers that travel in the message. What
+a stage only hands on it neither unpacks nor takes to its device.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
 from ravnest.errors import WireError
+from ravnest.provider.compute.copies import Sent, original
 from ravnest.stage.graph import Wire
-from ravnest.wire.messages import Carried
+from ravnest.wire.codecs import Packed
+from ravnest.wire.messages import Backward, Carried, Forward, Message, TiedGradient, TiedWeights
 
 
 @dataclass(slots=True)
@@ -26,8 +29,23 @@ class Onward:
     goes_to: dict[int, tuple[int, ...]] = field(default_factory=dict)
 
 
+def are_for(message: Message, stage: int, values: Collection[int]) -> list[bool]:
+    """Whether this stage, which computes with these values, will take the tensors of a message to
+    its device, one after the other; those that are not mentioned it will not."""
+    match message:
+        case Forward(carried=carried):
+            return [stage in item.goes_to for item in carried if item.number is None]
+        case Backward(carried=carried):
+            return [item.value in values for item in carried if item.number is None]
+        case TiedGradient(owner=owner, names=names):
+            return [owner == stage] * len(names)
+        case TiedWeights(names=names):
+            return [True] * len(names)
+    return []
+
+
 def unpack(
-    carried: Sequence[Carried], tensors: Sequence[torch.Tensor], stage: int
+    carried: Sequence[Carried], tensors: Sequence[Any], stage: int
 ) -> tuple[dict[int, Any], Onward]:
     """Values for this stage, and those for later ones."""
     mine: dict[int, Any] = {}
@@ -37,14 +55,12 @@ def unpack(
             mine[item.value] = payload
         later = tuple(target for target in item.goes_to if target > stage)
         if later:
-            onward.payloads[item.value] = payload
+            onward.payloads[item.value] = original(payload)
             onward.goes_to[item.value] = later
     return mine, onward
 
 
-def _payloads(
-    carried: Sequence[Carried], tensors: Sequence[torch.Tensor]
-) -> Iterable[tuple[Carried, Any]]:
+def _payloads(carried: Sequence[Carried], tensors: Sequence[Any]) -> Iterable[tuple[Carried, Any]]:
     rest = iter(tensors)
     seen: set[int] = set()
     for item in carried:
@@ -64,7 +80,7 @@ def _payloads(
 
 def pack_forward(
     sends: Sequence[Wire], known: Mapping[int, Any], onward: Onward
-) -> tuple[tuple[Carried, ...], tuple[torch.Tensor, ...]]:
+) -> tuple[tuple[Carried, ...], tuple[Sent, ...]]:
     """What goes to the next stage: this stage's own values, then those it hands on."""
     outgoing = [(wire.value, wire.stages, known[wire.value]) for wire in sends]
     outgoing += [
@@ -74,18 +90,18 @@ def pack_forward(
 
 
 def pack_backward(
-    gradients: Mapping[int, torch.Tensor],
-) -> tuple[tuple[Carried, ...], tuple[torch.Tensor, ...]]:
+    gradients: Mapping[int, Sent],
+) -> tuple[tuple[Carried, ...], tuple[Sent, ...]]:
     return _pack([(value, (), gradient) for value, gradient in gradients.items()])
 
 
 def _pack(
     outgoing: Sequence[tuple[int, tuple[int, ...], Any]],
-) -> tuple[tuple[Carried, ...], tuple[torch.Tensor, ...]]:
+) -> tuple[tuple[Carried, ...], tuple[Sent, ...]]:
     carried: list[Carried] = []
-    tensors: list[torch.Tensor] = []
+    tensors: list[Sent] = []
     for value, goes_to, payload in outgoing:
-        if isinstance(payload, torch.Tensor):
+        if isinstance(payload, torch.Tensor | Packed):
             carried.append(Carried(value=value, goes_to=goes_to))
             tensors.append(payload)
         else:
@@ -93,12 +109,10 @@ def _pack(
     return tuple(carried), tuple(tensors)
 
 
-def unpack_gradients(
-    carried: Sequence[Carried], tensors: Sequence[torch.Tensor]
-) -> dict[int, torch.Tensor]:
-    found: dict[int, torch.Tensor] = {}
+def unpack_gradients(carried: Sequence[Carried], tensors: Sequence[Any]) -> dict[int, Any]:
+    found: dict[int, Any] = {}
     for item, payload in _payloads(carried, tensors):
-        if not isinstance(payload, torch.Tensor):
+        if item.number is not None:
             raise WireError(f"the gradient of value {item.value} is not a tensor")
         found[item.value] = payload
     return found
@@ -106,13 +120,13 @@ def unpack_gradients(
 
 def gradients_for_previous(
     own: Mapping[int, torch.Tensor],
-    arrived: Mapping[int, torch.Tensor],
+    arrived: Mapping[int, Any],
     onward: Onward,
-) -> dict[int, torch.Tensor]:
+) -> dict[int, Sent]:
     """Gradients of everything that came from the stage before: this stage's share and the later
     stages' added up."""
-    found = dict(own)
+    found: dict[int, Sent] = dict(own)
     for value, gradient in arrived.items():
         if value in onward.payloads:
-            found[value] = found[value] + gradient.to(found[value]) if value in found else gradient
+            found[value] = own[value] + gradient.to(own[value]) if value in own else gradient
     return found

@@ -4,9 +4,10 @@ Everything that touches weights, activations or gradients happens here, on one t
 a time. Messages to the neighbours are handed to the links, which send them while this goes on.
 """
 
+import itertools
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import msgspec
@@ -16,7 +17,7 @@ from ravnest.errors import WireError
 from ravnest.provider.averaging.share import Outcome, Share
 from ravnest.provider.commands import Commands, Saving
 from ravnest.provider.compression import Compression, Packing, leaving
-from ravnest.provider.compute.copies import Copies
+from ravnest.provider.compute.copies import Copies, Sent, original
 from ravnest.provider.compute.passes import Pass, StagePasses
 from ravnest.provider.compute.updating import Updater
 from ravnest.provider.leaf import Leaf
@@ -24,6 +25,7 @@ from ravnest.provider.meter import Meter
 from ravnest.provider.norms import GradientNorms
 from ravnest.provider.routing import (
     Onward,
+    are_for,
     gradients_for_previous,
     pack_backward,
     pack_forward,
@@ -69,7 +71,7 @@ class _Work:
     sent_at: float = 0.0
     served_s: float = 0.0
     """Spent computing on it."""
-    gradients: dict[int, torch.Tensor] | None = None
+    gradients: dict[int, Any] | None = None
     later_norm: float = 0.0
     loss: float | None = None
 
@@ -100,8 +102,8 @@ class StageRunner:
         self.window = window
         self.next: Outlet | None = None
         self.previous: Outlet | None = None
+        self.copies = copies
         self._passes = passes
-        self._copies = copies
         self._updater = updater
         self._tied = tied
         self._observer = observer
@@ -114,6 +116,9 @@ class StageRunner:
         self._telemetry = telemetry
         self._clock = clock
         self._graph = graph = passes.stage.graph
+        wires = graph.inputs if graph.is_first else graph.train.receives
+        self._values = frozenset(wire.value for wire in (*wires, *graph.train.sends))
+        """That this stage computes with when it trains, or has made for others."""
         self._commands = Commands(graph.stage, updater, leaf, share, saving, self.meter, clock)
         self._work: dict[plan.Key, _Work] = {}
 
@@ -121,28 +126,27 @@ class StageRunner:
 
     def submit(self, message: messages.Forward, values: dict[int, Any]) -> None:
         """On the first stage: a micro-batch from the user."""
-        self._enter(_Work(message, self._copies.bring(values), Onward(), self._clock()))
+        self._enter(_Work(message, values, Onward(), self._clock()))
 
     def arrived(self, parcel: Parcel) -> None:
         """A message from a neighbour."""
-        message, tensors = parcel.message, opened(parcel)
+        message = parcel.message
         match message:
             case messages.Forward():
-                values, onward = unpack(message.carried, tensors, self._graph.stage)
-                values = self._copies.bring(values)
+                values, onward = unpack(message.carried, parcel.tensors, self._graph.stage)
                 self._enter(_Work(message, values, onward, self._clock()))
             case messages.Backward():
-                self._gradients_arrived(message, tensors)
+                self._gradients_arrived(message, parcel.tensors)
             case messages.Command():
                 self.command(message)
             case messages.TiedGradient():
-                self._tied_gradient_arrived(message, parcel, tensors)
+                self._tied_gradient_arrived(message, parcel)
             case messages.TiedWeights():
-                self._tied.weights_arrived(message.names, tensors)
+                self._tied.weights_arrived(message.names, self._brought(parcel))
                 if self.next is not None and self._tied.is_for_later(
                     message.names, self._graph.stages
                 ):
-                    self.next.send(parcel)
+                    self.next.send(_as_it_came(parcel))
             case messages.TotalNorm():
                 self._total_norm_arrived(message)
                 if self.next is not None:
@@ -151,9 +155,23 @@ class StageRunner:
                 self._reply(message)
             case messages.Result():
                 if not self._hand_back(parcel):
-                    self._observer.result(message, tensors)
+                    self._observer.result(message, opened(parcel))
             case _:
                 raise WireError(f"a {type(message).__name__} has no place in a running pipeline")
+
+    def set_out(self, parcel: Parcel) -> Parcel:
+        """With whatever this stage will compute with on its way to the device; from any thread."""
+        ours = itertools.chain(
+            are_for(parcel.message, self._graph.stage, self._values), itertools.repeat(False)
+        )
+        tensors = (
+            self.copies.set_out(tensor) if is_ours else tensor
+            for tensor, is_ours in zip(parcel.tensors, ours, strict=False)
+        )
+        return replace(parcel, tensors=tuple(tensors))
+
+    def _brought(self, parcel: Parcel) -> tuple[torch.Tensor, ...]:
+        return tuple(self.copies.brought(tensor) for tensor in parcel.tensors)
 
     def _hand_back(self, parcel: Parcel) -> bool:
         if self.previous is None:
@@ -180,15 +198,13 @@ class StageRunner:
             )
         )
 
-    def _gradients_arrived(
-        self, message: messages.Backward, tensors: tuple[torch.Tensor, ...]
-    ) -> None:
+    def _gradients_arrived(self, message: messages.Backward, tensors: tuple[Any, ...]) -> None:
         key = plan.Key(message.of.batch, message.of.part)
         work = self._work.get(key)
         if work is None or work.item is None or work.gradients is not None:
             raise WireError(f"gradients of {key}, which is not in flight here")
-        work.gradients = self._copies.bring(unpack_gradients(message.carried, tensors))
-        known = work.item.inputs.keys() | self._sent_values() | work.onward.payloads.keys()
+        work.gradients = unpack_gradients(message.carried, tensors)
+        known = self._values | work.onward.payloads.keys()
         if unknown := work.gradients.keys() - known:
             raise WireError(f"a gradient of value {min(unknown)}, which this stage never sent")
         work.later_norm, work.loss = message.squared_norm, message.loss
@@ -197,14 +213,9 @@ class StageRunner:
         self.schedule.limit = self.window.returned(trip, now)
         self.schedule.handle(plan.BackwardReady(key))
 
-    def _sent_values(self) -> set[int]:
-        return {wire.value for wire in self._graph.train.sends}
-
-    def _tied_gradient_arrived(
-        self, message: messages.TiedGradient, parcel: Parcel, tensors: tuple[torch.Tensor, ...]
-    ) -> None:
+    def _tied_gradient_arrived(self, message: messages.TiedGradient, parcel: Parcel) -> None:
         if message.owner == self._graph.stage:
-            self._tied.gradients_arrived(message.names, tensors)
+            self._tied.gradients_arrived(message.names, self._brought(parcel))
         elif not self._hand_back(parcel):
             raise WireError("a tied gradient reached the first stage, which does not own it")
 
@@ -279,18 +290,19 @@ class StageRunner:
     def _forward(self, instruction: plan.Forward) -> None:
         work = self._work[instruction.key]
         started = self._clock()
-        work.item = item = self._passes.forward(work.values, instruction.version)
+        values = self.copies.bring(work.values)
+        work.item = item = self._passes.forward(values, instruction.version)
         work.values = {}
         self.meter.forwards += 1
         of = work.message.of
         if self._leaf is not None:
             leaf = self._leaf
             self._passes.with_loss(item, lambda outputs: leaf.loss(outputs, of, work.message.proof))
-            self._copies.finish_pass()
+            self.copies.finish_pass()
             work.served_s = self._clock() - started
         else:
             assert item.outputs is not None
-            self._copies.finish_pass()
+            self.copies.finish_pass()
             work.served_s = self._clock() - started
             self._send_on(work, {**item.inputs, **item.outputs}, self._graph.train.sends)
             self._passes.forget_values(item)
@@ -311,10 +323,14 @@ class StageRunner:
         work = self._work.pop(instruction.key)
         item, of = work.item, work.message.of
         assert item is not None
-        arrived = work.gradients or {}
         started = self._clock()
+        # What is only handed on has no business on the device.
+        arrived = {
+            number: self.copies.brought(gradient) if number in self._values else gradient
+            for number, gradient in (work.gradients or {}).items()
+        }
         own = self._passes.backward(item, arrived)
-        self._copies.finish_pass()
+        self.copies.finish_pass()
         self.window.served(work.served_s + self._clock() - started)
         if instruction.frees_version:
             self._passes.versions.release(instruction.version)
@@ -330,13 +346,13 @@ class StageRunner:
                 self._updater.heard_loss(work.loss)
             self._observer.batch_done(of, work.loss)
 
-    def _send_back(self, work: _Work, gradients: dict[int, torch.Tensor]) -> None:
+    def _send_back(self, work: _Work, gradients: dict[int, Sent]) -> None:
         of = work.message.of
         norm = 0.0
         if of.is_last_part:
-            for message, tensors in self._tied.gradients_to_send():
+            for message, shares in self._tied.gradients_to_send():
                 assert self.previous is not None
-                self.previous.send(Parcel(message, *self._copies.leave(tensors)))
+                self.previous.send(Parcel(message, *self.copies.leave(shares)))
             if self._norms is not None:
                 self._norms.came_back(work.later_norm)
                 own = self._updater.squared_norm(self.schedule.batches_accumulated)
@@ -360,10 +376,10 @@ class StageRunner:
         outlet: Outlet,
         packing: Packing,
         message: messages.Message,
-        tensors: tuple[torch.Tensor, ...],
+        tensors: tuple[Sent, ...],
     ) -> None:
         """Packed where they are: less has to leave the device then."""
-        items, ready = leaving(packing.pack(tensors, outlet), self._copies.leave)
+        items, ready = leaving(packing.pack(tensors, outlet), self.copies.leave)
         outlet.send(Parcel(message, items, ready))
 
     def _update(self, instruction: plan.Update) -> None:
@@ -391,7 +407,7 @@ class StageRunner:
         news = self._tied.weights_to_send()
         if news is not None and self.next is not None:
             message, tensors = news
-            self.next.send(Parcel(message, *self._copies.leave(tensors)))
+            self.next.send(Parcel(message, *self.copies.leave(tensors)))
 
     def _total_norm(self, instruction: plan.Update) -> float | None:
         if self._norms is None:
@@ -406,10 +422,11 @@ class StageRunner:
     def _evaluate(self, instruction: plan.Evaluate) -> None:
         work = self._work.pop(instruction.key)
         message = work.message
-        outputs, result = self._passes.evaluate(work.values)
+        values = self.copies.bring(work.values)
+        outputs, result = self._passes.evaluate(values)
         self._observer.forwarded(message.of)
         if self._leaf is None:
-            self._send_on(work, {**work.values, **outputs}, self._graph.eval.sends)
+            self._send_on(work, {**values, **outputs}, self._graph.eval.sends)
             return
         leaves: list[torch.Tensor] = []
         answer = messages.Result(batch=message.of.batch)
@@ -418,7 +435,7 @@ class StageRunner:
         else:
             shape = structure.flatten(result, leaves, "the model's output")
             answer = messages.Result(batch=message.of.batch, structure=msgspec.json.encode(shape))
-        left, ready = self._copies.leave(leaves)
+        left, ready = self.copies.leave(leaves)
         if not self._hand_back(Parcel(answer, left, ready)):
             if ready is not None:
                 ready()
@@ -442,6 +459,10 @@ class StageRunner:
     def _reply_done(self, reply: messages.Reply) -> None:
         self._hand_back(Parcel(reply))
         self._observer.replied(reply)
+
+
+def _as_it_came(parcel: Parcel) -> Parcel:
+    return replace(parcel, tensors=tuple(original(tensor) for tensor in parcel.tensors))
 
 
 def _described(instruction: plan.Instruction) -> tuple[str, int, int]:

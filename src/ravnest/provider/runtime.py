@@ -8,6 +8,7 @@ The first thing that goes wrong anywhere ends the run for everybody: the neighbo
 whoever waits here gets the error.
 """
 
+import functools
 import logging
 import queue
 import threading
@@ -18,7 +19,7 @@ from typing import Any
 
 from ravnest.errors import PeerError, RavnestError, RunError
 from ravnest.provider.averaging.averager import Averager, RingInbox
-from ravnest.provider.inbox import Asked, Inbox, Ordered, Stop, Submitted
+from ravnest.provider.inbox import Asked, Inbox, Item, Ordered, Stop, Submitted
 from ravnest.provider.place import Place, Rings
 from ravnest.provider.runner import StageRunner
 from ravnest.provider.stall import StallWatch
@@ -46,6 +47,16 @@ def _text_of(error: BaseException) -> str:
     except Exception:
         text = f"{type(error).__name__}, which cannot be put into words"
     return text.encode("utf-8", "backslashreplace").decode()[:4000]
+
+
+def _set_out(runner: StageRunner, item: Item) -> Item:
+    """With whatever it brings for the device on its way there."""
+    match item:
+        case Submitted(message, values):
+            return Submitted(message, {n: runner.copies.set_out(v) for n, v in values.items()})
+        case Arrived(link, parcel):
+            return Arrived(link, runner.set_out(parcel))
+    return item
 
 
 class ProviderRuntime:
@@ -110,6 +121,8 @@ class ProviderRuntime:
         self.runner.previous = self._outlet(self.place.previous)
         if self._telemetry is not None:
             self._telemetry.watch(self.standing)
+        if self.runner.copies.runs_ahead:
+            self._inbox.look_ahead(functools.partial(_set_out, self.runner))
         self._compute.start()
         if self._averager is not None:
             self._averager.start()
@@ -187,8 +200,8 @@ class ProviderRuntime:
         self._ended.set()
         if self._averager is not None:
             self._averager.stop()
+        self._inbox.put(Stop())
         if self._compute.is_alive() and threading.current_thread() is not self._compute:
-            self._inbox.put(Stop())
             self._compute.join(self.unheard_s)
         try:
             if self._endpoint is not None:
@@ -206,6 +219,7 @@ class ProviderRuntime:
         runner = self.runner
         assert runner is not None
         try:
+            runner.copies.claim_thread()
             while True:
                 # What has arrived may be more urgent than what there is to do: look first.
                 while (item := self._inbox.take()) is not None:

@@ -4,6 +4,12 @@ Knows nothing about messages: what a codec makes is a `Packed`, and `wire.encodi
 """
 
 from ravnest.wire.codecs.packed import Packed
-from ravnest.wire.codecs.registry import CODECS, Codec, codec_named, unpack
+from ravnest.wire.codecs.registry import (
+    CODECS,
+    Codec,
+    codec_named,
+    is_for_main_memory,
+    unpack,
+)
 
-__all__ = ["CODECS", "Codec", "Packed", "codec_named", "unpack"]
+__all__ = ["CODECS", "Codec", "Packed", "codec_named", "is_for_main_memory", "unpack"]

@@ -48,6 +48,11 @@ def codec_named(name: str) -> Codec:
     return _MAKERS[name]()
 
 
+def is_for_main_memory(packed: Packed) -> bool:
+    """Whether it has to be unpacked there. All others are unpacked wherever their parts are."""
+    return packed.codec == Zstd.name
+
+
 def unpack(packed: Packed) -> torch.Tensor:
     """For what arrived: whatever is wrong is the sender's error."""
     try:
