@@ -47,7 +47,9 @@ class Clusters:
 
 
 @contextlib.contextmanager
-def clusters(model, example, folder, settings, stages, averaging=None, codec=None, **options):
+def clusters(
+    model, example, folder, settings, stages, averaging=None, codec=None, devices=None, **options
+):
     """`settings(cluster)` gives what `build` wants; `stages` says how many each cluster has."""
     studied = study(model, example)
     graphs = [studied.stages(even_cuts(studied, count)) for count in stages]
@@ -87,6 +89,7 @@ def clusters(model, example, folder, settings, stages, averaging=None, codec=Non
                     graphs=some,
                     first=first[c],
                     rings=documents,
+                    devices=() if devices is None else devices[c],
                     **options,
                 )
             )

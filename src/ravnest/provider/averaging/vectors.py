@@ -8,6 +8,8 @@ Parameters come first in both. All of it goes on changing while a mean is made, 
 is a difference: to parameters, to statistics and counters, to an optimizer's moments. What is
 nowhere negative (variances) is kept so. What has no difference, such as the infinities of a mask,
 stays.
+
+Vectors lie in main memory, and types are converted there: not every device has double precision.
 """
 
 import math
@@ -81,7 +83,10 @@ class Layout:
         """The present values, copied."""
         vectors = into or self.empty()
         for name, target in self._places(vectors):
-            target.copy_(_as_real(tensors[name].detach()).reshape(-1))
+            present = _as_real(tensors[name].detach())
+            if present.dtype != target.dtype:
+                present = present.cpu()
+            target.copy_(present.reshape(-1))
         return vectors
 
     @torch.no_grad()
@@ -104,7 +109,7 @@ class Layout:
         rest = Vectors(*(v[n:] for v, n in zip(outcome, self.trained(), strict=True)))
         for name, value in self._places(outcome)[: self.parameters]:
             target = _as_real(tensors[name].data)
-            target.add_(value.view(target.shape).to(target.device, target.dtype))
+            target.add_(value.view(target.shape).to(target.dtype).to(target.device))
         means = self._places(rest, self.parameters)
         for (name, mean), (_, was) in zip(
             means, self._places(before, self.parameters), strict=True
@@ -148,19 +153,22 @@ def _as_real(tensor: torch.Tensor) -> torch.Tensor:
 def _shift(target: torch.Tensor, difference: torch.Tensor, *, is_positive: bool) -> None:
     """Add to statistics, counters or moments; `is_positive` if they may be such as are never
     negative."""
-    change = difference.view(target.shape).to(target.device).nan_to_num(0.0, math.inf, -math.inf)
-    never_negative = is_positive and bool((target >= 0).all())
-    if target.is_floating_point():
-        target.add_(change.to(target.dtype))
-    elif target.dtype == torch.bool:
-        target.copy_((target + change).round() > 0)
+    now = target.cpu() if difference.dtype == torch.float64 else target
+    change = difference.view(now.shape).to(now.device).nan_to_num(0.0, math.inf, -math.inf)
+    never_negative = is_positive and bool((now >= 0).all())
+    if now.is_floating_point():
+        now.add_(change.to(now.dtype))
+    elif now.dtype == torch.bool:
+        now.copy_((now + change).round() > 0)
     else:
-        limits = torch.iinfo(target.dtype)
-        target.copy_((target + change).round().clamp(limits.min, limits.max))
-    if never_negative and target.dtype != torch.bool:
-        target.clamp_(min=0)
+        limits = torch.iinfo(now.dtype)
+        now.copy_((now + change).round().clamp(limits.min, limits.max))
+    if never_negative and now.dtype != torch.bool:
+        now.clamp_(min=0)
+    if now is not target:
+        target.copy_(now)
 
 
 def _put(target: torch.Tensor, value: torch.Tensor) -> None:
     exact = value if target.is_floating_point() else value.round()
-    target.copy_(exact.view(target.shape))
+    target.copy_(exact.view(target.shape).to(target.dtype))
