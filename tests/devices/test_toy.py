@@ -2,8 +2,9 @@
 
 import pytest
 import torch
-from devices import requires_toy
 from torch import nn
+
+from devices import requires_toy
 
 requires_toy()
 from devices import toy  # noqa: E402

@@ -3,9 +3,10 @@
 A tensor of another device with real memory is a DLPack capsule with a changed label: torch takes it
 for what the label says, and never looks at the memory itself. What torch does with such tensors
 comes to one fallback, `_run`, which labels them as main memory, runs the operator of the CPU, and
-labels what comes out. So every operator of the CPU is there, every result is that of the CPU, bit
-for bit, and the only thing that is different is what a real device would refuse: operators whose
-tensors lie in different places, and, on a device like Apple's, double precision.
+labels what comes out. So every operator of the CPU is there, results are those of the CPU (but for
+the last digits, where torch takes operators apart for a device and not for the CPU), and the only
+thing that is different is what a real device would refuse: operators whose tensors lie in different
+places, and, on a device like Apple's, double precision.
 
 What this is not: it has no kernels, no speed and no memory of its own; autocast casts nothing;
 autograd knows of `toy:0` only; and of sparse tensors there is no more than can be made dense.
