@@ -68,12 +68,13 @@ def build_runner(
     owned = [named[spec.name] for spec in graph.tensors if spec.owner and spec.name in named]
     clips = settings.update.clip_norm is not None
     waits = clips and settings.schedule == "sync" and not graph.is_first
+    copies = copies_for(stage.device)
     updater = Updater(versions, owned, settings.update, loss_scale=settings.precision.loss_scale)
     return StageRunner(
         passes=StagePasses(
             stage, versions, precision=settings.precision, recompute=settings.recompute
         ),
-        copies=copies_for(stage.device),
+        copies=copies,
         updater=updater,
         schedule=StageSchedule(
             Rules(
@@ -88,7 +89,7 @@ def build_runner(
         window=InFlightWindow(limits),
         tied=TiedParameters(graph, named),
         observer=observer,
-        leaf=Leaf(settings.leaf) if graph.is_last else None,
+        leaf=Leaf(settings.leaf, copies.place) if graph.is_last else None,
         saving=_Saving(package, stage),
         norms=GradientNorms(is_first=graph.is_first, waits=waits) if clips else None,
         share=_share(stage, named, updater, settings),

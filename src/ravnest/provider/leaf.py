@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any, Protocol, TextIO, runtime_checkable
 
 import torch
+from torch import nn
 
 from ravnest.errors import DataError, NodeError
 from ravnest.provider.batches import has_rows, part_bounds, rows_of
@@ -19,14 +20,26 @@ Metric = Callable[[Any, Any], Any]
 `Tally`."""
 
 
+def _as_it_is(item: Any) -> Any:
+    return item
+
+
 class LabelFeed:
     """The Leaf's own reading of the data, batch by batch in step with the Root."""
 
-    def __init__(self, source: Any, name: str, share: Shard = WHOLE) -> None:
+    def __init__(
+        self,
+        source: Any,
+        name: str,
+        share: Shard = WHOLE,
+        place: Callable[[Any], Any] = _as_it_is,
+    ) -> None:
         in_batches = source is not None and not isinstance(source, torch.Tensor)
         self._source = shard(source, share) if in_batches else source
         self._name = name
         self._share = share
+        self._place = place
+        """Puts a batch where the outputs are."""
         self._batches: Iterator[Any] | None = None
         self._row: int | None = None
         """Where the next batch begins; known with the first batch of an epoch."""
@@ -43,6 +56,7 @@ class LabelFeed:
             self._current = (of.batch, self._next(of))
             self._check(of, proof)
             self._check_division(of)
+            self._current = (of.batch, self._place(self.whole))
         item = self._current[1]
         start, stop = part_bounds(of.batch_rows, of.parts)[of.part]
         return rows_of(item, of.batch_rows, start, stop)
@@ -247,10 +261,13 @@ class LeafSettings:
 class Leaf:
     """Turns outputs into losses, metrics and lines in files."""
 
-    def __init__(self, settings: LeafSettings) -> None:
+    def __init__(self, settings: LeafSettings, place: Callable[[Any], Any] = _as_it_is) -> None:
         self._settings = settings
-        self._labels = LabelFeed(settings.labels, "labels", settings.shard)
-        self._test_labels = LabelFeed(settings.test_labels, "test_labels")
+        for function in (settings.criterion, *settings.metrics.values()):
+            if isinstance(function, nn.Module):
+                place(function)
+        self._labels = LabelFeed(settings.labels, "labels", settings.shard, place)
+        self._test_labels = LabelFeed(settings.test_labels, "test_labels", WHOLE, place)
         self._losses = LossLog(settings.loss_file)
         self._accuracies = LossLog(settings.accuracy_file)
         self._judgement = Judgement()

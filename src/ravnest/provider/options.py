@@ -73,12 +73,11 @@ def made_with(kind: type[Made], name: str, value: Any) -> Made | None:
 
 def usable_device(device: torch.device | str) -> torch.device:
     try:
-        found = torch.device(device)
-        torch.empty(0, device=found)
+        # Of several, one without a number is the present one, now and for everybody.
+        return torch.empty(0, device=torch.device(device)).device
     except (RuntimeError, AssertionError, NotImplementedError, TypeError) as error:
         reason = str(error).splitlines()[0]
         raise NodeError(f"device is {str(device)!r}; it cannot be used here: {reason}") from error
-    return found
 
 
 def at_least_two(name: str, value: Any) -> int:
