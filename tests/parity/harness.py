@@ -51,7 +51,18 @@ def even_cuts(study: Study, stages: int) -> list[int]:
     return [int(costs.operator[p]) for p in chosen]
 
 
-def load_stages(study: Study, cuts: Sequence[int], folder: Path) -> LocalPipeline:
+def on_device(inputs: Inputs, device: str) -> Inputs:
+    """The same inputs there."""
+
+    def make(rows: int) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        return torch.utils._pytree.tree_map_only(torch.Tensor, lambda t: t.to(device), inputs(rows))
+
+    return make
+
+
+def load_stages(
+    study: Study, cuts: Sequence[int], folder: Path, device: str = "cpu"
+) -> LocalPipeline:
     graphs = study.stages(cuts)
     held = study.held
     modules = []
@@ -59,7 +70,7 @@ def load_stages(study: Study, cuts: Sequence[int], folder: Path) -> LocalPipelin
         path = folder / f"stage_{graph.stage}_of_{graph.stages}"
         weights = {spec.name: held[spec.name].tensor for spec in graph.tensors}
         write_package(path, graph, weights, plan_id="test", cluster=0)
-        modules.append(load_package(path).module(model=study.model))
+        modules.append(load_package(path).module(device, model=study.model))
     return LocalPipeline(modules)
 
 
@@ -103,9 +114,10 @@ def compare(
     inputs: Inputs,
     loss: Callable[[Any], torch.Tensor],
     batch_sizes: Sequence[int],
+    device: str = "cpu",
 ) -> Errors:
     """Train both for a few steps with momentum, then evaluate, then compare the fused state."""
-    reference = copy.deepcopy(model)
+    reference = copy.deepcopy(model).to(device)
     errors = Errors()
     optimizer = torch.optim.SGD(reference.parameters(), lr=1e-3, momentum=0.9)
     stage_optimizers = [
@@ -193,4 +205,4 @@ def _compare_state(
     scale = 1e-3 * max(float(p.abs().max()) for p in reference.parameters() if p.numel())
     for key, tensor in expected.items():
         errors.state = max(errors.state, relative_error(tensor, fused[key], scale))
-    copy.deepcopy(reference).load_state_dict(fused, strict=True)
+    reference.load_state_dict(fused, strict=True)
