@@ -72,7 +72,11 @@ def build_runner(
     updater = Updater(versions, owned, settings.update, loss_scale=settings.precision.loss_scale)
     return StageRunner(
         passes=StagePasses(
-            stage, versions, precision=settings.precision, recompute=settings.recompute
+            stage,
+            versions,
+            precision=settings.precision,
+            recompute=settings.recompute,
+            recovers=copies.is_apart,
         ),
         copies=copies,
         updater=updater,

@@ -5,20 +5,22 @@ a time. Messages to the neighbours are handed to the links, which send them whil
 """
 
 import itertools
+import logging
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import msgspec
 import torch
 
-from ravnest.errors import WireError
+from ravnest.errors import RunError, WireError
 from ravnest.provider.averaging.share import Outcome, Share
 from ravnest.provider.commands import Commands, Saving
 from ravnest.provider.compression import Compression, Packing, leaving
 from ravnest.provider.compute.copies import Copies, Sent, original
 from ravnest.provider.compute.passes import Pass, StagePasses
+from ravnest.provider.compute.room import Room, is_shortage
 from ravnest.provider.compute.updating import Updater
 from ravnest.provider.leaf import Leaf
 from ravnest.provider.meter import Meter
@@ -40,6 +42,8 @@ from ravnest.stage import structure
 from ravnest.wire import messages
 from ravnest.wire.encoding import Parcel, opened
 
+logger = logging.getLogger("ravnest")
+T = TypeVar("T")
 _AS_THEY_ARE = Packing(None)
 
 
@@ -116,6 +120,7 @@ class StageRunner:
         self._telemetry = telemetry
         self._clock = clock
         self._graph = graph = passes.stage.graph
+        self._room = Room(copies.device)
         wires = graph.inputs if graph.is_first else graph.train.receives
         self._values = frozenset(wire.value for wire in (*wires, *graph.train.sends))
         """That this stage computes with when it trains, or has made for others."""
@@ -165,10 +170,18 @@ class StageRunner:
             are_for(parcel.message, self._graph.stage, self._values), itertools.repeat(False)
         )
         tensors = (
-            self.copies.set_out(tensor) if is_ours else tensor
+            self._set_out(tensor) if is_ours else tensor
             for tensor, is_ours in zip(parcel.tensors, ours, strict=False)
         )
         return replace(parcel, tensors=tuple(tensors))
+
+    def _set_out(self, value: Any) -> Any:
+        try:
+            return self.copies.set_out(value)
+        except Exception as error:
+            if not is_shortage(error):
+                raise
+            return value  # it goes when it is needed
 
     def _brought(self, parcel: Parcel) -> tuple[torch.Tensor, ...]:
         return tuple(self.copies.brought(tensor) for tensor in parcel.tensors)
@@ -290,14 +303,14 @@ class StageRunner:
     def _forward(self, instruction: plan.Forward) -> None:
         work = self._work[instruction.key]
         started = self._clock()
-        values = self.copies.bring(work.values)
-        work.item = item = self._passes.forward(values, instruction.version)
-        work.values = {}
-        self.meter.forwards += 1
         of = work.message.of
+        work.item = item = self._first_pass(work, instruction.version)
+        self.meter.forwards += 1
         if self._leaf is not None:
-            leaf = self._leaf
-            self._passes.with_loss(item, lambda outputs: leaf.loss(outputs, of, work.message.proof))
+            leaf, proof = self._leaf, work.message.proof
+            self._with_room(
+                lambda: self._passes.with_loss(item, lambda made: leaf.loss(made, of, proof)), of
+            )
             self.copies.finish_pass()
             work.served_s = self._clock() - started
         else:
@@ -308,6 +321,20 @@ class StageRunner:
             self._passes.forget_values(item)
             work.sent_at = self._clock()
         self._observer.forwarded(of)
+
+    def _first_pass(self, work: _Work, version: int) -> Pass:
+        """Nobody but the pass holds the values; what they were before they came to the device is
+        kept if that takes none of its memory."""
+        copies, passes = self.copies, self._passes
+        came = [work.values]
+        before = {n: original(v) for n, v in work.values.items()} if copies.is_apart else {}
+        again = (lambda: copies.bring(before)) if copies.is_apart else None
+        work.values = {}
+
+        def forward() -> Pass:
+            return passes.forward(copies.bring(came.pop() if came else before), version, again)
+
+        return self._with_room(forward, work.message.of)
 
     def _send_on(self, work: _Work, known: dict[int, Any], sends: Any) -> None:
         assert self.next is not None
@@ -325,11 +352,11 @@ class StageRunner:
         assert item is not None
         started = self._clock()
         # What is only handed on has no business on the device.
-        arrived = {
-            number: self.copies.brought(gradient) if number in self._values else gradient
-            for number, gradient in (work.gradients or {}).items()
-        }
-        own = self._passes.backward(item, arrived)
+        bring, gradients = self.copies.brought, work.gradients or {}
+        arrived = self._with_room(
+            lambda: {n: bring(g) if n in self._values else g for n, g in gradients.items()}, of
+        )
+        own = self._with_room(lambda: self._passes.backward(item, arrived), of, item)
         self.copies.finish_pass()
         self.window.served(work.served_s + self._clock() - started)
         if instruction.frees_version:
@@ -382,8 +409,44 @@ class StageRunner:
         items, ready = leaving(packing.pack(tensors, outlet), self.copies.leave)
         outlet.send(Parcel(message, items, ready))
 
+    def _with_room(self, act: Callable[[], T], of: messages.MicroBatch, *items: Pass) -> T:
+        """A pass, which may lack memory on the device: then once more, without activations of the
+        others and without keeping its own."""
+        try:
+            return act()
+        except Exception as error:
+            if not is_shortage(error):
+                raise
+            if not self._passes.recovers:
+                raise self._too_small(of) from error
+        # Not within `except`: an error holds what was computed before it.
+        self._give_up_activations(*items)
+        logger.warning(
+            "%s lacks memory for a micro-batch of %d rows: activations are computed again from "
+            "now on, which takes longer",
+            *(self._room.device, of.rows),
+        )
+        try:
+            return act()
+        except Exception as error:
+            if not is_shortage(error):
+                raise
+            raise self._too_small(of) from error
+
+    def _give_up_activations(self, *items: Pass) -> None:
+        in_flight = [work.item for work in self._work.values() if work.item is not None]
+        self._passes.save_memory([*in_flight, *items])
+        self._room.sweep()
+
+    def _too_small(self, of: messages.MicroBatch) -> RunError:
+        self._room.sweep()
+        return self._room.too_small(self._graph.stage, self._graph.stages, of)
+
     def _update(self, instruction: plan.Update) -> None:
-        share = self.share
+        share, free = self.share, self._room.free()
+        needed = self._updater.needed_bytes(in_place=instruction.in_place)
+        if free is not None and free < needed and self._passes.recovers:
+            self._give_up_activations()
         self._updater.apply(
             instruction.version,
             update=instruction.update,
@@ -422,8 +485,8 @@ class StageRunner:
     def _evaluate(self, instruction: plan.Evaluate) -> None:
         work = self._work.pop(instruction.key)
         message = work.message
-        values = self.copies.bring(work.values)
-        outputs, result = self._passes.evaluate(values)
+        values = self._with_room(lambda: self.copies.bring(work.values), message.of)
+        outputs, result = self._with_room(lambda: self._passes.evaluate(values), message.of)
         self._observer.forwarded(message.of)
         if self._leaf is None:
             self._send_on(work, {**values, **outputs}, self._graph.eval.sends)

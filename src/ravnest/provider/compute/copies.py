@@ -62,6 +62,11 @@ class Copies:
         """Let it begin its way to the device; from any thread. Gives what `bring` takes."""
         return value
 
+    @property
+    def is_apart(self) -> bool:
+        """What was brought to the device is still in main memory as well, as long as it is held."""
+        return self.device.type != "cpu"
+
     def bring(self, values: Mapping[int, Any]) -> dict[int, Any]:
         """The values on the device, for what is computed next; plain numbers as they are."""
         return {number: self.brought(value) for number, value in values.items()}

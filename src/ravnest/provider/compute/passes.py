@@ -2,11 +2,12 @@
 
 Values come in by number and go out by number; where they come from and go to is not known here.
 Between the two passes a `Pass` holds what the backward needs: the activations themselves, or only
-the inputs if the plan says that this stage computes its activations again.
+the inputs if the plan says that this stage computes its activations again, or if its device has
+turned out to be too small to keep them.
 """
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -40,6 +41,10 @@ class Pass:
     loss: torch.Tensor | None = None
     replay: Replay | None = None
     """How to compute the outputs again."""
+    again: Callable[[], Values] | None = None
+    """The inputs anew, from a copy that is not on the device; None if there is no other copy."""
+    collected: set[int] = field(default_factory=set)
+    """Parameters whose gradients a backward that then failed has added."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,10 +120,16 @@ class StagePasses:
         *,
         precision: Precision | None = None,
         recompute: bool = False,
+        recovers: bool = False,
     ) -> None:
+        """With `recovers`, a pass that has failed can be tried again, and activations can be given
+        up between its forward and its backward. On the last stage there is nothing in between."""
         self.stage = stage
         self.versions = versions
-        self._replays = Replays(stage) if recompute and not stage.graph.is_last else None
+        self.recovers = recovers and not stage.graph.is_last
+        self._recompute = recompute and not stage.graph.is_last
+        self._replays = Replays(stage) if self._recompute or self.recovers else None
+        self._is_short = False
         self._precision = precision or Precision()
         graph = stage.graph
         self._wires = {
@@ -128,23 +139,45 @@ class StagePasses:
 
     # ---- training ----
 
-    def forward(self, values: Mapping[int, Any], version: int) -> Pass:
-        """With gradients, in train mode; the outputs are in the pass. Values are on the device."""
+    def forward(
+        self,
+        values: Mapping[int, Any],
+        version: int,
+        again: Callable[[], Values] | None = None,
+    ) -> Pass:
+        """With gradients, in train mode; the outputs are in the pass. Values are on the device,
+        `again` brings them there once more."""
         self.stage.train()
         item = Pass(version, self._given(values, "train"), None)
-        if self._replays is not None:
-            with torch.no_grad(), self._replays.recording(item.inputs) as (given, item.replay):
-                item.outputs = self._run(given)
-        else:
+        if self._replays is None:
             item.outputs = self._run(self._entered(item))
+            return item
+        item.again = again if self.recovers else None
+        with self._replays.recording(item.inputs) as (given, item.replay):
+            if self._recompute:
+                with torch.no_grad():
+                    item.outputs = self._run(given)
+            else:
+                item.inputs = given
+                item.outputs = self._run(self._entered(item))
         return item
 
     def forget_values(self, item: Pass) -> None:
         """Once the outputs are on their way nobody needs them here, unless autograd does."""
-        if self._replays is None:
+        if not self._recompute:
             item.roots = self._roots(item)
+        if not self._recompute or (self._is_short and item.again is not None):
             item.inputs = dict.fromkeys(item.inputs)
         item.outputs = None
+
+    def save_memory(self, items: Iterable[Pass]) -> None:
+        """The device has too little: activations are computed again from now on, also those that
+        these passes have kept so far."""
+        self._recompute = self._is_short = True
+        for item in items:
+            if item.replay is not None and item.again is not None:
+                item.outputs = item.roots = None
+                item.inputs = dict.fromkeys(item.inputs)
 
     def with_loss(self, item: Pass, loss: Callable[[Any], torch.Tensor]) -> None:
         """On the last stage: the model's output, and the loss of it."""
@@ -174,10 +207,11 @@ class StagePasses:
                 seeds.append(gradient.to(roots[number].device, roots[number].dtype))
         if edges:
             with (
-                self.versions.collect_gradients(item.version),
+                self.versions.collect_gradients(item.version, item.collected) as collecting,
                 no_values_in_errors("the backward pass of the stage failed", *seeds),
             ):
-                torch.autograd.backward(edges, seeds)
+                rest = [*collecting.missing, self._gate] if item.collected else None
+                torch.autograd.backward(edges, seeds, inputs=rest)
         return {
             number: gradient.clone() if self.versions.holds(gradient) else gradient
             for number, gradient in item.input_gradients.items()
@@ -197,6 +231,8 @@ class StagePasses:
         self.stage.train()
         assert self._replays is not None
         assert item.replay is not None
+        if item.again is not None and all(value is None for value in item.inputs.values()):
+            item.inputs = self._given(item.again(), "train")
         with self.versions.used(item.version):
             return self._replays.run_again(item.replay, lambda: self._run(self._entered(item)))
 

@@ -1,4 +1,5 @@
-"""Computing a stage's activations a second time, exactly as they were the first time.
+"""Computing a stage's activations a second time, exactly as they were the first time; and undoing
+a first time that has failed.
 
 What the first forward used and may be gone when it is repeated: inputs that the model writes to,
 buffers that it writes to (their values enter the result of some layers), and random numbers. Which
@@ -53,15 +54,31 @@ class Replays:
         kept = [(place, _at(place).clone()) for place in places]
         device = self._stage.device
         replay = Replay(kept, RandomState.now(device))
-        yield given, replay
-        after = RandomState.now(device)
-        replay.after = None if after.equals(replay.before) else after
-        if self._first:
-            self._first = False
-            self._written_inputs = {number for number in tensors if given[number]._version}
-            # By their values: what BatchNorm writes to its statistics is not counted by torch.
-            replay.buffers = [(p, was) for p, was in kept if not torch.equal(_at(p), was)]
-            self._written_buffers = [place for place, _ in replay.buffers]
+        try:
+            yield given, replay
+            after = RandomState.now(device)
+            replay.after = None if after.equals(replay.before) else after
+            if self._first:
+                self._learn(given, replay)
+        except BaseException:
+            self._undo(replay, kept)
+            raise
+
+    def _learn(self, given: Values, replay: Replay) -> None:
+        written = {n for n, v in given.items() if isinstance(v, torch.Tensor) and v._version}
+        # By their values: what BatchNorm writes to its statistics is not counted by torch.
+        replay.buffers = [(p, was) for p, was in replay.buffers if not torch.equal(_at(p), was)]
+        self._written_inputs = written
+        self._written_buffers = [place for place, _ in replay.buffers]
+        self._first = False
+
+    @staticmethod
+    def _undo(replay: Replay, kept: list[tuple[Place, torch.Tensor]]) -> None:
+        """A forward that has failed half-way leaves no trace."""
+        for place, was in kept:
+            # An alias with a version counter of its own: backwards that are to come may hold it.
+            _at(place).data.copy_(was)
+        replay.before.restore()
 
     def run_again(self, replay: Replay, run: Callable[[], Values]) -> Values:
         """What the forward gave; buffers stay as they are now."""
@@ -91,11 +108,11 @@ class Replays:
         """While active, these are the values of the buffers. All of them are copies: the first
         forward has written to the real ones already."""
         present = [(place, _at(place)) for place in self._buffers()]
-        for registry, name in self._buffers():
-            registry[name] = _at((registry, name)).clone()
-        for (registry, name), value in buffers:
-            registry[name] = value.clone()
         try:
+            for registry, name in self._buffers():
+                registry[name] = _at((registry, name)).clone()
+            for (registry, name), value in buffers:
+                registry[name] = value.clone()
             yield
         finally:
             for (registry, name), value in present:

@@ -12,6 +12,7 @@ from torch import nn
 
 from ravnest.errors import NodeError
 from ravnest.provider.compute.optimizers import OptimizerFactory
+from ravnest.provider.compute.room import Room, StepMemory
 from ravnest.provider.compute.versions import WeightVersions
 from ravnest.stage.zero_fill import without_zero_fill
 
@@ -63,6 +64,8 @@ class Updater:
         self._settings = settings
         self._loss_scale = loss_scale
         self.optimizer = self._make_optimizer()
+        device = self._owned[0].device if self._owned else torch.device("cpu")
+        self._step_memory = StepMemory(self.optimizer, Room(device))
         self.scheduler: Any = None
         self._updates = 0
         self._update_losses = _Mean()
@@ -99,6 +102,10 @@ class Updater:
                 f"the scheduler {getattr(factory, '__name__', factory)!r} cannot be made from "
                 f"lr_scheduler_params={dict(params)!r}: {error}"
             ) from error
+
+    def needed_bytes(self, *, in_place: bool) -> int:
+        """By the next update, beside what there is now."""
+        return self._step_memory.needed() + (0 if in_place else self._versions.bytes_to_move)
 
     def squared_norm(self, batches: float) -> float:
         """Of this stage's own gradients, as they would be applied."""
@@ -139,6 +146,7 @@ class Updater:
             nn.utils.clip_grad_value_(self._owned, self._settings.clip_value)
         if self.optimizer is not None and self._are_usable(gradients):
             # An optimizer of torch leaves nothing unwritten, and allocates more than the passes do.
+            self._step_memory.prepare()
             with without_zero_fill():
                 self.optimizer.step()
         if then is not None:

@@ -93,13 +93,21 @@ class WeightVersions:
         if not self._spare:
             self._spare = [leaf.data for leaf in leaves]
 
-    def collect_gradients(self, version: int) -> "_Collecting":
-        """While active, a backward of this version adds to the masters' gradients."""
-        return _Collecting(self.masters, self._leaves[version])
+    def collect_gradients(self, version: int, done: set[int] | None = None) -> "_Collecting":
+        """While active, a backward of this version adds to the masters' gradients. If it fails
+        half-way, `done` has the places of those that it has added to already."""
+        return _Collecting(self.masters, self._leaves[version], set() if done is None else done)
 
     def used(self, version: int) -> "_Used":
         """While active, forwards use this version; for computing activations again."""
         return _Used(self._places, self._leaves[version], self._leaves[self._newest])
+
+    @property
+    def bytes_to_move(self) -> int:
+        """That an update which must not write in place allocates."""
+        if self._spare:
+            return 0
+        return sum(master.numel() * master.element_size() for master in self.masters)
 
     @property
     def alive(self) -> int:
@@ -109,17 +117,39 @@ class WeightVersions:
 class _Collecting:
     """Lends the masters' gradient tensors to the leaves: autograd adds to them where they are."""
 
-    def __init__(self, masters: list[nn.Parameter], leaves: list[nn.Parameter]) -> None:
-        self._pairs = list(zip(masters, leaves, strict=True))
+    def __init__(
+        self, masters: list[nn.Parameter], leaves: list[nn.Parameter], done: set[int]
+    ) -> None:
+        self._masters, self._leaves, self._done = masters, leaves, done
+        self._before: list[tuple[torch.Tensor | None, int]] = []
 
-    def __enter__(self) -> None:
-        for master, leaf in self._pairs:
+    def __enter__(self) -> "_Collecting":
+        for master, leaf in zip(self._masters, self._leaves, strict=True):
             leaf.grad = master.grad
+            self._before.append(_seen(leaf))
+        return self
 
-    def __exit__(self, *exception: object) -> None:
-        for master, leaf in self._pairs:
+    def __exit__(self, kind: object, *_: object) -> None:
+        pairs = zip(self._masters, self._leaves, strict=True)
+        for place, (master, leaf) in enumerate(pairs):
+            if kind is not None:
+                (grad, version), (was, before) = _seen(leaf), self._before[place]
+                if grad is not was or version != before:
+                    self._done.add(place)
             master.grad = leaf.grad
             leaf.grad = None
+        self._before = []
+
+    @property
+    def missing(self) -> list[torch.Tensor]:
+        """Leaves whose gradients an earlier attempt has not added. Autograd adds to each once in a
+        backward, with everything there is to add."""
+        return [leaf for place, leaf in enumerate(self._leaves) if place not in self._done]
+
+
+def _seen(leaf: nn.Parameter) -> tuple[torch.Tensor | None, int]:
+    grad = leaf.grad
+    return grad, -1 if grad is None else grad._version
 
 
 class _Used:
