@@ -23,6 +23,7 @@ from ravnest.provider.averaging.settings import Averaging
 from ravnest.provider.averaging.share import Rules
 from ravnest.provider.compression import Compression
 from ravnest.provider.compute.optimizers import optimizer_named
+from ravnest.provider.compute.room import Room
 from ravnest.provider.compute.updating import UpdateSettings
 from ravnest.provider.control import Control
 from ravnest.provider.document import read_document
@@ -174,6 +175,8 @@ class Node:
             compression=packing,
         )
         around = surroundings()
+        if around.device_share is not None:
+            Room(self.device).limit(around.device_share)
         listen = around.listen if listen is None else listen
         if listen is not None:
             split_address(listen, "listen")

@@ -34,7 +34,8 @@ class Running:
         self.upon = {}
         """What to do at once when something is told."""
         self._shown = asyncio.Queue()
-        self.agent = None
+        self.agents = []
+        self._speeds = settings.pop("speeds", [SPEED])
         self._settings = self.settings(server.address, home, **settings)
         self._token = server.token() if token is True else token or None
 
@@ -56,20 +57,28 @@ class Running:
                 self._settings,
                 self._token,
                 self._show,
-                speed=SPEED,
+                speeds=self._speeds,
                 worker_command=toy_in,
                 pauses=Pauses(0.01, 0.05),
-                on_agent=lambda agent: setattr(self, "agent", agent),
+                on_agent=self.agents.append,
             )
         )
         return self
 
     async def __aexit__(self, *_):
         if not self.task.done():
-            self.agent.leave(now=True)
+            self.leave(now=True)
         with contextlib.suppress(ServerError, TokenError, RunDirError, NodeError):
             async with asyncio.timeout(WAIT_S):
                 await self.task
+
+    @property
+    def agent(self):
+        return self.agents[-1] if self.agents else None
+
+    def leave(self, *, now=False):
+        for agent in self.agents:
+            agent.leave(now=now)
 
     def _show(self, event, text):
         self.lines.append((event, text))

@@ -22,6 +22,7 @@ from ravnest.agent.machine import (
     with_default_cap,
 )
 from ravnest.agent.pacing import Bucket
+from ravnest.agent.settings import AgentSettings
 from ravnest.agent.upkeep import Upkeep
 from ravnest.agent.workload import Speed
 from ravnest.api.limits import Name
@@ -45,47 +46,41 @@ def test_the_workload_is_counted_as_planning_counts():
     """The figure is used to scale what planning has counted with torch's own counter."""
     program = (
         "import torch; from torch.utils.flop_counter import FlopCounterMode\n"
-        "from ravnest.agent import workload\n"
-        "workload._LEAST_STEPS = 1\n"
+        "from ravnest.agent.workload import _Steps\n"
+        "step = _Steps(torch, torch.device('cpu'))._made(0.25, None)\n"
         "with FlopCounterMode(display=False) as counter:\n"
-        "    workload.measure('cpu', 1, 0.0)\n"
+        "    step()\n"
         "print(counter.get_total_flops())"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
-    # Two steps to warm up and one that counts.
-    assert int(done.stdout) == 3 * workload.STEP_FLOPS, done.stderr
+    assert int(done.stdout) == workload.step_flops(0.25), done.stderr
 
 
 def test_a_measurement_that_gives_no_figures_is_told_in_a_line(monkeypatch):
     monkeypatch.setattr(machine.sys, "executable", shutil.which("echo"))
     with pytest.raises(NodeError, match=r"cpu gave no figures .*ravnest\.agent\.workload"):
-        asyncio.run(machine.measure_speed("cpu", 1))
+        asyncio.run(machine.measure_speeds("cpu", 1))
 
 
 def test_memory_is_offered_within_the_cap_and_without_what_a_worker_needs_itself():
     assert memory_for_training(Caps(memory_bytes=1 << 30), CPU) == (1 << 30) - WORKER_OVERHEAD_BYTES
     assert memory_for_training(Caps(memory_bytes=1000), CPU) == 0
     assert 0 < memory_for_training(Caps(), CPU) < psutil.virtual_memory().total
-    assert memory_for_training(Caps(), GPU) == int((4 << 30) * 0.9)
-    assert memory_for_training(Caps(memory_bytes=1 << 30), GPU) == 1 << 30
 
 
 @pytest.mark.parametrize("speed", [CPU, GPU], ids=["cpu", "cuda"])
 def test_the_owner_is_told_the_memory_that_the_owner_allows(tmp_path, monkeypatch, speed):
     """On a card it was told with what Python and torch take, which is not there."""
-
-    async def measured(device, threads):
-        return speed
-
     told = []
-    monkeypatch.setattr(joining, "measure_speed", measured)
-    free = types.SimpleNamespace(available=8 << 30)
+    free = types.SimpleNamespace(available=8 << 30, total=16 << 30)
     monkeypatch.setattr(machine.psutil, "virtual_memory", lambda: free)
-    settings = types.SimpleNamespace(
-        caps=Caps(memory_bytes=10**9), device=speed.device, home=tmp_path
-    )
-    asyncio.run(joining._measured(settings, lambda event, text: told.append(text)))
-    assert ", 1.0 GB of memory offered" in told[-1]
+    caps = Caps(memory_bytes=10**9, device_memory_bytes=10**9)
+    settings = AgentSettings(address=None, home=tmp_path, name="ada", caps=caps)
+    slots = joining.slots_of(settings, [speed], "", lambda event, text: told.append(text))
+    joining._tell(slots[0], slots, settings)
+    assert ", 1.0 GB of memory offered" in told[0]
+    assert "at most 1.0 GB of memory (--memory)" in told[1]
+    assert ("at most 1.0 GB on cuda:0 (--gpu-memory)" in told[1]) == (speed is GPU)
 
 
 def test_threads_are_the_owners_and_never_more_than_there_are():
@@ -121,7 +116,7 @@ def test_without_a_cap_of_its_owner_a_worker_may_take_most_of_what_is_free(monke
     assert memory_for_training(caps, CPU) < most - WORKER_OVERHEAD_BYTES
     own = Caps(memory_bytes=3 << 30)
     assert with_default_cap(own, CPU) == (own, 3 << 30)
-    assert with_default_cap(own, GPU) == (own, 0), "it is about the memory of the device"
+    assert with_default_cap(own, GPU) == (own, 3 << 30)
 
 
 def test_a_strangers_program_does_not_learn_who_the_owner_is(monkeypatch, tmp_path):
@@ -189,7 +184,7 @@ def test_a_bucket_does_not_save_up_for_ever():
 
 
 def test_the_owner_of_a_slow_line_is_told_how_slow_it_is():
-    async def measured(client, *, up, down):
+    async def measured(client):
         return types.SimpleNamespace(up_mbps=0.1, down_mbps=0.3, latency_ms=2.0)
 
     told = []

@@ -4,7 +4,7 @@ import pytest
 from made import assignment
 from running import Running, beat_of, files, run, task, work
 
-from ravnest.agent import errand, fetching, folders, measuring, worker
+from ravnest.agent import errand, fetching, folders, measuring, sharing, worker
 from ravnest.api.control import (
     Assign,
     Hello,
@@ -48,7 +48,7 @@ def test_a_probe_that_fails_in_a_way_that_nobody_thought_of(tmp_path, monkeypatc
 def test_a_line_that_cannot_be_measured_in_such_a_way_is_measured_again(tmp_path, monkeypatch):
     async def test(server):
         with monkeypatch.context() as patched:
-            patched.setattr(measuring, "measure_link", breaks)
+            patched.setattr(sharing, "measure_link", breaks)
             async with Running(server, tmp_path / "home") as running:
                 await running.tells("measuring")
                 assert "cannot be measured now: getsockaddrarg" in running.told("measuring")[0]

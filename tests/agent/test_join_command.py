@@ -122,7 +122,7 @@ def test_every_option_arrives(joined, tmp_path):
     options = ["--token", str(TOKEN), "--name", "a's!", "--memory", "1.5", "--threads", "3"]
     options += ["--bandwidth", "20", "--hours", "9:00-17:30", "--device", "cuda:1", "--no-listen"]
     options += ["--advertise", "203.0.113.7:99", "--allow-scripts", "sandboxed", "--nice", "10"]
-    options += ["--home", str(tmp_path / "x"), "--once", "--insecure"]
+    options += ["--home", str(tmp_path / "x"), "--once", "--insecure", "--gpu-memory", "6"]
     assert main(["join", "http://host:1", *options]) == 0
     assert joined.token == TOKEN
     settings = joined.settings
@@ -130,6 +130,7 @@ def test_every_option_arrives(joined, tmp_path):
     assert (settings.name, settings.home) == ("as", tmp_path / "x")
     assert settings.caps == Caps(
         memory_bytes=1_500_000_000,
+        device_memory_bytes=6_000_000_000,
         threads=3,
         bandwidth_mbps=20.0,
         hours="09:00-17:30",
@@ -149,6 +150,8 @@ def test_every_option_arrives(joined, tmp_path):
         ["host", "--threads", "0"],
         ["host", "--bandwidth", "0.03"],
         ["host", "--device", "tpu"],
+        ["host", "--devices", "cuda:0;cuda:1"],
+        ["host", "--devices", "cuda,cuda:0"],
         ["host", "--allow-scripts", "maybe"],
     ],
 )

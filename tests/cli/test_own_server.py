@@ -9,7 +9,7 @@ import pytest
 from made import CAPS, FACTS
 from servers import running_server
 
-from ravnest.agent.identity import enrol
+from ravnest.agent.identity import enrol, home_of_device
 from ravnest.api.tokens import Token
 from ravnest.cli import main
 from ravnest.cli.server import _as_text
@@ -117,6 +117,19 @@ def test_a_machine_at_work_is_not_said_to_be_paused_already(server, home, monkey
     assert main(["provider", "pause"]) == 0
     expected = "is paused" if job is None else "will be paused after its part of job j0"
     assert capsys.readouterr().out == f"provider-{own.provider} {expected}\n"
+
+
+def test_all_devices_of_a_machine_are_steered_at_once(server, home, capsys):
+    address = ServerAddress.parse(server.url)
+    folders = [home / "provider", home_of_device(home / "provider", "cuda:1")]
+    own = []
+    for folder in folders:
+        given = Token.parse(server.token("provider"))
+        own.append(enrol(folder, address, given, name="shed", facts=FACTS, caps=CAPS).provider)
+    assert main(["provider", "pause"]) == 0
+    assert capsys.readouterr().out == "".join(f"provider-{id} is paused\n" for id in own)
+    assert main(["provider", "leave"]) == 0
+    assert not list((home / "provider").rglob("identity.json"))
 
 
 def _of_another(token):

@@ -77,9 +77,9 @@ def one_pass(passes, *, forward_room=None, backward_room=None):
     torch.manual_seed(5)
 
     def tried(act, room, *items):
-        with contextlib.suppress(torch.OutOfMemoryError, RunError):
-            with contextlib.nullcontext() if room is None else Full(room):
-                return act(), False
+        device = contextlib.nullcontext() if room is None else Full(room)
+        with contextlib.suppress(torch.OutOfMemoryError, RunError), device:
+            return act(), False
         passes.save_memory(items)
         return act(), True
 
@@ -204,3 +204,60 @@ def test_an_update_is_made_parameter_by_parameter_where_memory_is_short(monkeypa
     assert updater.needed_bytes(in_place=in_place) == 0
     for own, other in zip(versions.masters, plain.parameters(), strict=True):
         torch.testing.assert_close(own, other)
+
+
+class Memory:
+    """The module of a device with so much memory, as torch has one for each kind."""
+
+    def __init__(self, total, others):
+        self.total, self.others, self.share = total, others, 1.0
+        self.allocated, self.reserved = 100, 150
+
+    def mem_get_info(self, device):
+        return self.total - self.others - self.reserved, self.total
+
+    def memory_allocated(self, device):
+        return self.allocated
+
+    def memory_reserved(self, device):
+        return self.reserved
+
+    def set_per_process_memory_fraction(self, share, device):
+        self.share = share
+
+    def get_per_process_memory_fraction(self, device):
+        return self.share
+
+
+def test_of_a_device_a_process_takes_what_its_owner_allows(monkeypatch):
+    memory = Memory(1000, others=300)
+    monkeypatch.setattr(torch, "get_device_module", lambda device: memory)
+    there = room.Room(torch.device("cuda:0"))
+    assert (there.most(), there.used(), there.free()) == (1000, 100, 600)
+    there.limit(0.5)
+    assert (there.most(), there.free()) == (500, 400)
+    memory.others = 800
+    assert there.free() == 100
+
+
+def test_a_device_that_says_nothing_of_its_memory_is_taken_to_have_enough(monkeypatch):
+    monkeypatch.setattr(torch, "get_device_module", lambda device: object())
+    there = room.Room(torch.device("cuda:0"))
+    there.limit(0.5)
+    there.sweep()
+    assert (there.most(), there.used(), there.free()) == (None, 0, None)
+
+
+@pytest.mark.parametrize(
+    ("error", "is_one"),
+    [
+        (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 MiB"), True),
+        (RuntimeError("MPS backend out of memory (MPS allocated: 1 GB)"), True),
+        (RuntimeError("CUDA error: device-side assert triggered"), False),
+        (ValueError("out of memory"), False),
+    ],
+)
+def test_a_shortage_is_known_however_it_is_wrapped(error, is_one):
+    outer = RunError("the stage failed")
+    outer.__cause__ = error
+    assert room.is_shortage(error) == room.is_shortage(outer) == is_one

@@ -20,6 +20,7 @@ def test_routes_certificates_and_limits_are_read():
             "RAVNEST_ROUTES": '{"provider-1:1": "127.0.0.1:9"}',
             "RAVNEST_LISTEN": "127.0.0.1:8",
             "RAVNEST_TLS": "tls",
+            "RAVNEST_DEVICE_SHARE": "0.25",
             "RAVNEST_BANDWIDTH_MBPS": "2.5",
         }
     )
@@ -28,7 +29,7 @@ def test_routes_certificates_and_limits_are_read():
     assert found.tls is not None
     assert found.tls.key == Path("tls/key.pem")
     assert found.tls.names == "provider"
-    assert found.bandwidth_mbps == 2.5
+    assert (found.bandwidth_mbps, found.device_share) == (2.5, 0.25)
     assert found.patience is not None
     assert found.patience.resume_s > 60
 

@@ -5,7 +5,13 @@ from state_simulation import FACTS
 
 from ravnest.api.control import Beat
 from ravnest.api.machine import Caps, Figures
-from ravnest.api.work import WORKER_OVERHEAD_BYTES, LinkBytes, Point, WorkReport
+from ravnest.api.work import (
+    DEVICE_CONTEXT_BYTES,
+    WORKER_OVERHEAD_BYTES,
+    LinkBytes,
+    Point,
+    WorkReport,
+)
 from ravnest.server import changes
 from ravnest.server.service.live import LiveRun
 from ravnest.server.service.views import Progress, job_view, provider_view, run_view, series_view
@@ -187,8 +193,8 @@ def test_what_a_worker_takes_is_compared_with_what_a_worker_may_take():
     )
     view = provider_view(world, 1)
     assert (view.memory_bytes, view.worker_limit_bytes) == (1000, 1000 + WORKER_OVERHEAD_BYTES)
-    # All of a card's memory is for the stage: no more of it is offered than its owner allows.
+    # Of a card's memory, Python and torch take none; the libraries that drive it do.
     card = msgspec.structs.replace(FACTS, device="cuda:0", device_memory_bytes=8 << 30)
     world.providers[1].facts = card
     view = provider_view(world, 1)
-    assert (view.memory_bytes, view.worker_limit_bytes) == (1000, 1000)
+    assert (view.memory_bytes, view.worker_limit_bytes) == (1000, 1000 + DEVICE_CONTEXT_BYTES)

@@ -1,8 +1,9 @@
-"""The provider's agent: what `ravnest join` runs, one process per machine.
+"""The provider's agent: what `ravnest join` runs, one process per machine, one provider per device.
 
     joining.py     from a command line to an agent at work; settings.py: what the owner has said
     identity.py    who this machine is to a server: credential, key, certificate
     machine.py     what it is and what of it may be used; workload.py: how fast it computes
+    vram.py        what is free on a GPU; sharing.py: what providers of one machine have in common
     links.py       speed and delay to the server; peers.py: to other providers, and for them
     doorstep.py    strangers on the port for other providers, before they have shown who they are
     measuring.py   all figures together

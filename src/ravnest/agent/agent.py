@@ -68,6 +68,7 @@ class Agent:
             on_measure=lambda: do(control.unmeasured()),
         )
         self._load = Load()
+        self._looking: asyncio.Task[None] | None = None
         self._removal = Removal(around.identity)
         self._hello_at = 0.0
         self._finished = asyncio.Event()
@@ -129,6 +130,8 @@ class Agent:
             home = self._around.settings.home
             self.problem = f"the identity of this provider is gone from {home}: join with a token"
             return
+        if self._errand is None and (self._looking is None or self._looking.done()):
+            self._looking = self._tasks.go(self._look(), aside=True)
         used = self._errand.watch(self._load) if self._errand is not None else 0
         self._do(self._control.beat(self._load.memory_free(), used, self._load.cpu()))
 
@@ -236,6 +239,12 @@ class Agent:
         else:
             self._do(self._control.measured(figures))
 
+    async def _look(self) -> None:
+        figures = await self._upkeep.news()
+        # A worker of ours has its memory by a plan that counts it.
+        if figures is not None and self._errand is None:
+            self._do(self._control.measured(figures))
+
     async def _probe(self, peers: tuple[PeerAddress, ...]) -> None:
         figures = await self._upkeep.probe(peers)
         if figures is not None:
@@ -254,6 +263,10 @@ class Agent:
 
         name = errand.assignment.id
         try:
+            if (
+                reason := await self._upkeep.too_little(errand.assignment.memory_bytes)
+            ) is not None:
+                raise RavnestError(reason)
             await self._clearing.make_way(name)
             relayed = await errand.prepare(share)
         except (RavnestError, OSError) as error:

@@ -20,6 +20,7 @@ from ravnest.agent.pacing import Bucket
 from ravnest.agent.peers import PeerListener, find
 from ravnest.agent.results import has_saved
 from ravnest.agent.settings import AgentSettings
+from ravnest.agent.sharing import Machine
 from ravnest.agent.tasks import in_words
 from ravnest.agent.thinning import Thinning
 from ravnest.agent.tunnel import Tunnels
@@ -48,6 +49,10 @@ class Surroundings:
     listener: PeerListener | None
     memory_bytes: int = 0
     """Most that a worker may take; 0 is no limit."""
+    device_share: float = 1.0
+    """Of the device's memory, that it may take."""
+    machine: Machine = field(default_factory=Machine)
+    """With the other providers on it."""
     up: Bucket | None = None
     down: Bucket | None = None
     report_s: float = 1.0
@@ -56,6 +61,11 @@ class Surroundings:
     """For tests: another program than `ravnest.worker`."""
     dialling: Dialling = field(init=False)
     """Made by the agent: its channel knows where the server is."""
+
+    @property
+    def is_processor(self) -> bool:
+        """Also one of several workers on it: cpu:0, cpu:1."""
+        return self.device.startswith("cpu")
 
 
 def reason_against(assignment: Assignment, settings: AgentSettings) -> str | None:
@@ -138,7 +148,9 @@ class Errand:
         identity, dialling = self._around.identity, self._around.dialling
 
         async def one(provider: int, plan_address: str, addresses: tuple[str, ...]) -> int | None:
-            found = await find(identity, provider, addresses, dialling, measure=False)
+            near = self._around.machine.place_of(provider)
+            places = (*near, *addresses)
+            found = await find(identity, provider, places, dialling, measure=False)
             if found is None:
                 return provider
             self._direct[plan_address] = found.address
@@ -221,10 +233,15 @@ class Errand:
             return 0
         worker.trim_log()
         used = load.process_memory(worker.pid)
-        is_limited = is_limited_by_system() and self.assignment.script is None
+        is_limited = self._is_limited_by_system and self.assignment.script is None
         if most and used > most and not is_limited:
             worker.kill_for_memory()
         return max(used, worker.memory_bytes)
+
+    @property
+    def _is_limited_by_system(self) -> bool:
+        """Libraries of GPUs take addresses for all the memory there is, which that limit counts."""
+        return self._around.is_processor and is_limited_by_system()
 
     def _give_order(self) -> None:
         around = self._around
@@ -234,10 +251,11 @@ class Errand:
                 assignment=self.assignment,
                 listen=join_host_port(*self._listen),
                 routes={**self._direct, **self._relayed},
-                device=around.device,
+                device="cpu" if around.is_processor else around.device,
                 threads=threads_of(around.settings.caps),
                 bandwidth_mbps=around.settings.caps.bandwidth_mbps,
-                memory_bytes=around.memory_bytes,
+                memory_bytes=around.memory_bytes if around.is_processor else 0,
+                device_share=around.device_share,
                 report_s=around.report_s,
                 clock_offset_s=around.clock_offset_s,
             ),
@@ -258,7 +276,7 @@ class Errand:
         settings = self._around.settings
         policy = Policy(
             self.folder.path.resolve(),
-            hidden=settings.home.resolve(),
+            hidden=settings.hidden,
             memory_bytes=self._around.memory_bytes or None,
             nice=settings.nice,
             cores=settings.caps.threads,

@@ -76,7 +76,8 @@ class Errands(Standing):
         """What the owner does not want or the machine cannot do, at any time."""
         if new.script is not None and self.caps.scripts == "never":
             return "the owner of this provider allows no scripts (--allow-scripts never)"
-        most = self.caps.memory_bytes
+        of_device = self.facts.device_memory_bytes > 0
+        most = self.caps.device_memory_bytes if of_device else self.caps.memory_bytes
         if most is not None and new.memory_bytes > most:
             return f"needs {new.memory_bytes} bytes of memory, the owner allows {most}"
         return self.may_run(new)

@@ -3,6 +3,7 @@
     identity/<host_port>/identity.json      number and name, and the port it listened on
                          credential         bearer of everything that is said to the server
                          key.pem  certificate.pem  ca.pem    for links between providers
+    devices/<device>/identity/…         of the second provider of a machine, and of further ones
 
 The private key is made here and never leaves. One agent at a time may use an identity.
 """
@@ -31,6 +32,7 @@ from ravnest.client.trust import authority_given, fetch_authority
 from ravnest.errors import RunDirError, ServerError, TokenError
 from ravnest.locks import only_one
 
+DEVICES = "devices"
 RENEWED_BEFORE = datetime.timedelta(days=60)
 """How long before its end a certificate is replaced."""
 _NEEDED_BYTES = 64 << 10
@@ -128,19 +130,32 @@ def load_identity(home: Path, address: ServerAddress) -> Identity | None:
     return Identity(folder, file.provider, file.name, credential, authority)
 
 
+def home_of_device(home: Path, device: str) -> Path:
+    """Of the second provider of a machine, and of all further ones."""
+    return home / DEVICES / device.replace(":", "-")
+
+
+def homes_in(home: Path) -> list[Path]:
+    """Of all providers of a machine."""
+    return [home, *sorted((home / DEVICES).glob("*/"))]
+
+
 def known_identities(home: Path) -> list[ServerAddress]:
     """All servers that this machine has joined."""
-    found = sorted((home / "identity").glob("*/identity.json"))
-    return [ServerAddress.parse(_read(path).server, insecure=True) for path in found]
+    found = sorted(path for one in homes_in(home) for path in one.glob("identity/*/identity.json"))
+    servers = dict.fromkeys(_read(path).server for path in found)
+    return [ServerAddress.parse(server, insecure=True) for server in servers]
 
 
-def identity_of(home: Path, url: str, *, insecure: bool = False) -> tuple[Identity, ServerAddress]:
-    """The stored one for that server; an error if there is none."""
+def identities_of(
+    home: Path, url: str, *, insecure: bool = False
+) -> tuple[list[Identity], ServerAddress]:
+    """The stored ones for that server, one for each device; an error if there is none."""
     address = ServerAddress.parse(url, insecure=insecure)
-    identity = load_identity(home, address)
-    if identity is None:
+    identities = [each for one in homes_in(home) if (each := load_identity(one, address))]
+    if not identities:
         raise ServerError(f"this machine has not joined {address} (looked in {home})")
-    return identity, address
+    return identities, address
 
 
 def _read(path: Path) -> IdentityFile:

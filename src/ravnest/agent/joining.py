@@ -5,36 +5,43 @@ import contextlib
 import signal
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
-from ravnest.agent.addresses import advertised, literals, split_host_port
+from ravnest.agent.addresses import advertised, join_host_port, literals, split_host_port
 from ravnest.agent.agent import Agent
 from ravnest.agent.channel import Pauses
 from ravnest.agent.errand import Surroundings
 from ravnest.agent.folders import AssignmentFolder, WorkFolders
 from ravnest.agent.identity import (
+    DEVICES,
     Identity,
     check_token,
     enrol,
     fits,
     forget,
+    home_of_device,
     load_identity,
     only_agent,
 )
 from ravnest.agent.instructions import Show
 from ravnest.agent.machine import (
+    a_name,
+    device_share,
     facts_of,
     free_disk,
-    measure_speed,
+    measure_speeds,
     memory_for_training,
+    share_of,
     threads_of,
     with_default_cap,
 )
 from ravnest.agent.measuring import Measuring
-from ravnest.agent.pacing import Bucket, bucket_of
+from ravnest.agent.pacing import Bucket
 from ravnest.agent.peers import PeerListener
 from ravnest.agent.rendezvous import Rendezvous
 from ravnest.agent.settings import AgentSettings
+from ravnest.agent.sharing import Machine
+from ravnest.agent.tasks import in_words
 from ravnest.agent.workload import Speed
 from ravnest.api.control import HAS_LEFT
 from ravnest.api.limits import plain
@@ -48,19 +55,34 @@ from ravnest.sandbox.bubblewrap import remedy, why_not
 WorkerCommand = Callable[[AssignmentFolder], list[str]]
 
 
+@dataclass
+class Slot:
+    """One provider of this process: a device, and a home of its own."""
+
+    settings: AgentSettings
+    speed: Speed
+    facts: MachineFacts
+    show: Show
+    memory_bytes: int
+    place: int
+    """Among all."""
+    identity: Identity | None = None
+    is_new: bool = False
+
+
 async def join(
     settings: AgentSettings,
     token: Token | None,
     show: Show,
     *,
-    speed: Speed | None = None,
+    speeds: Sequence[Speed] | None = None,
     worker_command: WorkerCommand | None = None,
     pauses: Pauses | None = None,
     on_agent: Callable[[Agent], None] = lambda _: None,
 ) -> int | None:
-    """Until the agent ends; returns the number of the signal that made it end at once, if any.
+    """Until all agents end; returns the number of the signal that made them end at once, if any.
 
-    `speed`, `worker_command` and `pauses` replace, in tests, what takes long.
+    `speeds`, `worker_command` and `pauses` replace, in tests, what takes long.
     """
     if token is None and load_identity(settings.home, settings.address) is None:
         raise TokenError(
@@ -72,74 +94,108 @@ async def join(
         raise NodeError(f"--require-sandbox: {no_sandbox}; {remedy()}")
     allow_many_files()
     settings.home.mkdir(parents=True, exist_ok=True, mode=0o700)
-    with only_agent(settings.home):
-        # Before anything is written: what a script has left may have filled the disk.
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(await _entered(settings))
+        if token is not None and _known(settings, token) is None:
+            await asyncio.to_thread(check_token, settings.address, token)
+        if speeds is None:
+            show("measuring", "measuring this machine …")
+            speeds = await measure_speeds(settings.device, threads_of(settings.caps))
+        slots = slots_of(settings, speeds, no_sandbox, show)
+        for slot in slots[1:]:
+            stack.enter_context(await _entered(slot.settings))
+        for slot in slots:
+            _tell(slot, slots, settings)
+        _tell_of_sandbox(no_sandbox, show)
+        # Before the first one works: each knows from the beginning who else is here.
+        for slot in slots:
+            await _enrol(slot, token)
+        crew = Crew(slots, token, on_agent, worker_command, pauses)
+        with _signals(crew.leave) as struck:
+            await crew.run()
+        return struck[1] if len(struck) > 1 else None
+
+
+async def _entered(settings: AgentSettings) -> contextlib.ExitStack:
+    """Nobody else works in that home meanwhile, and it is in order. Before anything is written:
+    what a script has left may have filled the disk."""
+    for folder in (settings.home.parent, settings.home) if settings.within else ():
+        folder.mkdir(exist_ok=True, mode=0o700)
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(only_agent(settings.home))
         folders = WorkFolders(settings.home)
         with contextlib.suppress(OSError):
             await asyncio.to_thread(folders.empty)
         folders.shut()
-        if token is not None and _known(settings, token) is None:
-            await asyncio.to_thread(check_token, settings.address, token)
-        if speed is None:
-            speed = await _measured(settings, show)
+        return stack.pop_all()
+
+
+def slots_of(
+    settings: AgentSettings, speeds: Sequence[Speed], no_sandbox: str, show: Show
+) -> list[Slot]:
+    """One for each device. The first has the home that a machine with one device has."""
+    several, shared = len(speeds) > 1, share_of(settings.caps, len(speeds))
+    slots = []
+    for place, speed in enumerate(speeds):
+        caps, most = with_default_cap(shared, speed, len(speeds))
+        own = replace(settings, caps=caps)
+        if several:
+            name = a_name(f"{settings.name[:80]}/{speed.device}")
+            own = replace(own, name=name, is_named=True, listen=_listen_at(settings.listen, place))
+            own = replace(own, advertise=tuple(_moved(at, place) for at in settings.advertise))
+        elif (settings.home / DEVICES).is_dir():
+            own = replace(own, is_named=True)  # it was one of several before
+        if place:
+            folder = home_of_device(settings.home, speed.device)
+            own = replace(own, home=folder, within=settings.home)
         facts = facts_of(speed, no_sandbox)
-        settings, memory_bytes = _limited(settings, speed, no_sandbox, show)
-        while True:
-            identity, is_new = await asyncio.to_thread(_identity, settings, token, facts, show)
-            agent, struck = await _run(
-                settings,
-                identity,
-                speed,
-                facts,
-                show,
-                memory_bytes=memory_bytes,
-                worker_command=worker_command,
-                pauses=pauses,
-                on_agent=on_agent,
-            )
-            if agent.is_rejected:
-                # The credential is of no use any more; the next time a token is asked for.
-                forget(identity)
-            if agent.problem == HAS_LEFT:
-                show("left", HAS_LEFT)
-                return struck
-            if agent.is_rejected and token is not None and not is_new:
-                show("rejected", f"{agent.problem}; joining anew with the token")
-                continue
-            if agent.problem is not None:
-                raise ServerError(plain(agent.problem))  # in words of the server, perhaps
-            show("goodbye", "goodbye")
-            return struck
+        slots.append(Slot(own, speed, facts, _shown(show, speed, several), most, place))
+    return slots
 
 
-async def _measured(settings: AgentSettings, show: Show) -> Speed:
-    show("measuring", "measuring this machine …")
-    threads = threads_of(settings.caps)
-    speed = await measure_speed(settings.device, threads)
+def _shown(show: Show, speed: Speed, several: bool) -> Show:
+    if not several:
+        return show
+    return lambda event, text: show(event, f"{speed.device}: {text}")
+
+
+def _listen_at(listen: str | None, place: int) -> str | None:
+    return None if listen is None else _moved(listen, place, "--listen")
+
+
+def _moved(address: str, place: int, option: str = "--advertise") -> str:
+    """The next port for the next provider, unless any will do."""
+    host, port = split_host_port(address, option)
+    return join_host_port(host, port + place if port else 0)
+
+
+def _tell(slot: Slot, slots: Sequence[Slot], settings: AgentSettings) -> None:
+    speed, caps = slot.speed, slot.settings.caps
     name = f" ({speed.device_name})" if speed.device_name else ""
+    threads = threads_of(caps)
     with_threads = "1 thread" if threads == 1 else f"{threads} threads"
+    rates = "".join(f", {rate:.0f} in {name}" for name, rate in speed.rates.items())
     # As the server shows it.
-    caps, _ = with_default_cap(settings.caps, speed)
-    for_a_stage = memory_for_training(caps, speed)
-    offered = offered_bytes(for_a_stage, speed.device_memory_bytes)
-    show(
+    offered = offered_bytes(memory_for_training(caps, speed), speed.device_memory_bytes)
+    slot.show(
         "measured",
-        f"{speed.device}{name}: {speed.gflops:.0f} GFLOP/s with {with_threads}, "
+        f"{speed.device}{name}: {speed.gflops:.0f} GFLOP/s{rates} with {with_threads}, "
         f"{offered / 1e9:.1f} GB of memory offered, "
         f"{free_disk(settings.home) / 1e9:.0f} GB of disk",
     )
-    return speed
+    given = settings.caps.memory_bytes is not None
+    whose = "--memory" if given else "80 % of what is free; --memory changes it"
+    if len(slots) > 1:
+        whose += f", divided by {len(slots)}"
+    text = f"a worker may take at most {slot.memory_bytes / 1e9:.1f} GB of memory ({whose})"
+    if speed.device_memory_bytes:
+        most = caps.device_memory_bytes
+        limit = "all that is free" if most is None else f"at most {most / 1e9:.1f} GB"
+        text += f", and {limit} on {speed.device} (--gpu-memory)"
+    slot.show("memory", text)
 
 
-def _limited(
-    settings: AgentSettings, speed: Speed, no_sandbox: str, show: Show
-) -> tuple[AgentSettings, int]:
-    """With the cap that holds where the owner gave none, and the bytes a worker may take; says how
-    foreign graphs are kept from this machine."""
-    caps, most = with_default_cap(settings.caps, speed)
-    if most:
-        whose = "--memory" if caps == settings.caps else "80 % of what is free; --memory changes it"
-        show("memory", f"a worker may take at most {most / 1e9:.1f} GB of memory ({whose})")
+def _tell_of_sandbox(no_sandbox: str, show: Show) -> None:
     if no_sandbox:
         show(
             "sandbox",
@@ -149,7 +205,6 @@ def _limited(
         )
     else:
         show("sandbox", "foreign graphs run in a sandbox")
-    return replace(settings, caps=caps), most
 
 
 def _known(settings: AgentSettings, token: Token | None) -> Identity | None:
@@ -158,68 +213,150 @@ def _known(settings: AgentSettings, token: Token | None) -> Identity | None:
     return identity if identity and (token is None or fits(identity, token)) else None
 
 
-def _identity(
-    settings: AgentSettings, token: Token | None, facts: MachineFacts, show: Show
-) -> tuple[Identity, bool]:
-    """The stored one, if it is of this server; else a new one for the token."""
-    identity = _known(settings, token)
-    if identity is not None:
-        return identity, False
-    assert token is not None, "looked at before"
-    identity = enrol(
-        settings.home,
-        settings.address,
-        token,
-        name=settings.name,
-        facts=facts,
-        caps=settings.caps,
-    )
-    show("enrolled", f"enrolled at {settings.address} as {provider_name(identity.provider)}")
-    return identity, True
-
-
-async def _run(
-    settings: AgentSettings,
-    identity: Identity,
-    speed: Speed,
-    facts: MachineFacts,
-    show: Show,
-    *,
-    memory_bytes: int,
-    worker_command: WorkerCommand | None,
-    pauses: Pauses | None,
-    on_agent: Callable[[Agent], None],
-) -> tuple[Agent, int | None]:
-    caps = settings.caps
-    up, down = bucket_of(caps.bandwidth_mbps), bucket_of(caps.bandwidth_mbps)
-    listener, addresses = await _listen(settings, identity, down)
-    if addresses:
-        show("listening", f"other providers may reach this one at {', '.join(addresses)}")
-    present = Rendezvous(identity.authority).present(identity.provider, addresses)
-    with identity.client(settings.address) as client, present:
-        around = Surroundings(
-            settings,
-            identity,
-            client,
-            speed.device,
-            listener,
-            memory_bytes=memory_bytes,
-            up=up,
-            down=down,
-            worker_command=worker_command,
+async def _enrol(slot: Slot, token: Token | None) -> None:
+    """With the stored identity, if it is of this server; else with a new one for the token."""
+    settings = slot.settings
+    slot.identity, slot.is_new = _known(settings, token), False
+    if slot.identity is not None:
+        return
+    if token is None:
+        raise TokenError(
+            f"{slot.speed.device} of this machine has not joined {settings.address} yet: add "
+            "--token, or name the devices that have (--devices)"
         )
-        agent = Agent(around, facts, Measuring(speed, caps, addresses), show, pauses)
-        on_agent(agent)
-        with _signals(agent) as struck:
-            await agent.run()
-    return agent, struck[1] if len(struck) > 1 else None
+    slot.identity = await asyncio.to_thread(
+        lambda: enrol(
+            settings.home,
+            settings.address,
+            token,
+            name=settings.name,
+            facts=slot.facts,
+            caps=settings.caps,
+        )
+    )
+    slot.is_new = True
+    name = provider_name(slot.identity.provider)
+    slot.show("enrolled", f"enrolled at {settings.address} as {name}")
+
+
+class Crew:
+    """The agents of all slots, each until it ends; the others go on without one that has."""
+
+    def __init__(
+        self,
+        slots: Sequence[Slot],
+        token: Token | None,
+        on_agent: Callable[[Agent], None],
+        worker_command: WorkerCommand | None,
+        pauses: Pauses | None,
+    ) -> None:
+        self._slots, self._token = slots, token
+        self._on_agent, self._worker_command, self._pauses = on_agent, worker_command, pauses
+        whole = sum(slot.settings.caps.bandwidth_mbps or 0.0 for slot in slots)
+        self._machine = Machine(whole or None)
+        self._agents: dict[int, Agent] = {}
+        self._leaving: bool | None = None
+        """At once, or in good order; None while nobody wants to."""
+
+    async def run(self) -> None:
+        named = [slot.identity.provider for slot in self._slots if slot.identity]
+        self._machine.expect(named)
+        tasks = [asyncio.create_task(self._watched(slot)) for slot in self._slots]
+        try:
+            ends = await asyncio.gather(*tasks, return_exceptions=True)
+        finally:
+            for task in tasks:
+                task.cancel()
+        for end in ends:
+            if isinstance(end, BaseException):
+                raise end
+
+    def leave(self, *, now: bool) -> None:
+        self._leaving = now
+        for agent in list(self._agents.values()):
+            agent.leave(now=now)
+
+    async def _watched(self, slot: Slot) -> None:
+        try:
+            await self._serve(slot)
+        except Exception as error:
+            if len(self._slots) > 1:  # the others go on, perhaps for days
+                slot.show("ended", f"does not take part any more: {in_words(error)}")
+            raise
+
+    async def _serve(self, slot: Slot) -> None:
+        while True:
+            assert slot.identity is not None
+            agent = await self._run(slot, slot.identity)
+            if agent.is_rejected:
+                # The credential is of no use any more; the next time a token is asked for.
+                forget(slot.identity)
+            if agent.problem == HAS_LEFT:
+                slot.show("left", HAS_LEFT)
+                return
+            if agent.is_rejected and self._token is not None and not slot.is_new:
+                slot.show("rejected", f"{agent.problem}; joining anew with the token")
+                await _enrol(slot, self._token)
+                continue
+            if agent.problem is not None:
+                raise ServerError(plain(agent.problem))  # in words of the server, perhaps
+            slot.show("goodbye", "goodbye")
+            return
+
+    async def _run(self, slot: Slot, identity: Identity) -> Agent:
+        settings, machine = slot.settings, self._machine
+        alone = len(self._slots) == 1
+        listener, addresses = await _listen(settings, identity, machine.down, alone=alone)
+        if addresses:
+            shown = ", ".join(addresses)
+            slot.show("listening", f"other providers may reach this one at {shown}")
+        near = None if alone or listener is None else _place_here(listener)
+        gone = machine.settle(identity.provider, near)
+        known_at = (*addresses, *(() if near is None else (near,)))
+        present = Rendezvous(identity.authority).present(identity.provider, known_at)
+        with identity.client(settings.address) as client, present:
+            around = Surroundings(
+                settings,
+                identity,
+                client,
+                slot.speed.device,
+                listener,
+                memory_bytes=slot.memory_bytes,
+                device_share=device_share(settings.caps, slot.speed),
+                machine=machine,
+                up=machine.up,
+                down=machine.down,
+                worker_command=self._worker_command,
+            )
+            measuring = Measuring(slot.speed, settings.caps, addresses, identity.provider, machine)
+            agent = Agent(around, slot.facts, measuring, slot.show, self._pauses)
+            self._agents[slot.place] = agent
+            self._on_agent(agent)
+            if self._leaving is not None:
+                agent.leave(now=self._leaving)
+            try:
+                await agent.run()
+            finally:
+                del self._agents[slot.place]
+                gone()
+        return agent
+
+
+def _place_here(listener: PeerListener) -> str:
+    """Where the others on this machine reach it."""
+    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(listener.host, listener.host)
+    return join_host_port(host, listener.port)
 
 
 async def _listen(
-    settings: AgentSettings, identity: Identity, down: Bucket | None
+    settings: AgentSettings, identity: Identity, down: Bucket | None, *, alone: bool
 ) -> tuple[PeerListener | None, tuple[str, ...]]:
     if settings.listen is None:
-        return None, ()
+        if alone:
+            return None, ()
+        listener = PeerListener(identity, "127.0.0.1", 0, down)  # for the others on this machine
+        await listener.open()
+        return listener, ()
     host, port = split_host_port(settings.listen, "--listen")
     # The same as last time, if it is free: others know it there.
     listener = PeerListener(identity, host, port or identity.port or 0, down)
@@ -246,13 +383,13 @@ def _reached_at(
 
 
 @contextlib.contextmanager
-def _signals(agent: Agent) -> Iterator[list[int]]:
+def _signals(leave: Callable[..., None]) -> Iterator[list[int]]:
     """The first one: in good order. The second one: at once. Yields those that came."""
     struck: list[int] = []
 
     def strike(number: int) -> None:
         struck.append(number)
-        agent.leave(now=len(struck) > 1)
+        leave(now=len(struck) > 1)
 
     loop, numbers = asyncio.get_running_loop(), [signal.SIGINT, signal.SIGTERM]
     if sys.platform != "win32":

@@ -14,10 +14,10 @@ from pathlib import Path
 import msgspec
 import psutil
 
-from ravnest.agent.workload import Speed
+from ravnest.agent.workload import ALL, Speed
 from ravnest.api.limits import NOT_UNDERSTOOD, plain
 from ravnest.api.machine import Caps, MachineFacts
-from ravnest.api.work import WORKER_OVERHEAD_BYTES
+from ravnest.api.work import DEVICE_CONTEXT_BYTES, DEVICE_WORKER_BYTES, WORKER_OVERHEAD_BYTES
 from ravnest.errors import NodeError
 from ravnest.release import VERSION
 from ravnest.sandbox.bubblewrap import temporary_bytes
@@ -65,34 +65,73 @@ def threads_of(caps: Caps) -> int:
     return cores if caps.threads is None else min(caps.threads, psutil.cpu_count() or caps.threads)
 
 
-def with_default_cap(caps: Caps, speed: Speed) -> tuple[Caps, int]:
-    """The caps, and the bytes that a worker may take at most. The owner's cap, or most of what is
-    free now: then a little less is offered than the worker may take. 0 is no limit: the memory of a
-    device is not counted by the system."""
-    if caps.memory_bytes is not None or speed.device_memory_bytes:
-        return caps, 0 if speed.device_memory_bytes else caps.memory_bytes or 0
-    most = int(psutil.virtual_memory().available * _DEFAULT_CAP)
+def share_of(caps: Caps, workers: int) -> Caps:
+    """What one of so many workers on this machine may have of it. Memory of a device it has for
+    itself."""
+    if workers == 1:
+        return caps
+    bandwidth, memory = caps.bandwidth_mbps, caps.memory_bytes
+    return msgspec.structs.replace(
+        caps,
+        memory_bytes=None if memory is None else memory // workers,
+        threads=max(1, threads_of(caps) // workers),
+        bandwidth_mbps=None if bandwidth is None else bandwidth / workers,
+    )
+
+
+def with_default_cap(caps: Caps, speed: Speed, workers: int = 1) -> tuple[Caps, int]:
+    """The caps of one of so many workers, and the bytes that it may take of the machine's memory at
+    most. The owner's cap, or most of what is free now: then a little less is offered than the
+    worker may take."""
+    if caps.memory_bytes is not None:
+        return caps, caps.memory_bytes
+    most = int(psutil.virtual_memory().available * _DEFAULT_CAP / workers)
     return msgspec.structs.replace(caps, memory_bytes=int(most * (1 - _KEPT_FREE))), most
 
 
-def memory_for_training(caps: Caps, speed: Speed) -> int:
-    """Bytes that a stage may take on the device, within the caps."""
-    if speed.device_memory_bytes:
-        free = int(speed.device_free_bytes * (1 - _KEPT_FREE))
-        return free if caps.memory_bytes is None else min(free, caps.memory_bytes)
+def memory_for_training(caps: Caps, speed: Speed, free: int | None = None) -> int:
+    """Bytes that a stage may take on the device, within the caps. `free` is what is free there
+    now; None if that is not known, and was measured once."""
+    if not speed.device_memory_bytes:
+        return _of_the_machine(caps, WORKER_OVERHEAD_BYTES)
+    if free is None:
+        # The one who has measured had a context of its own, which is gone.
+        free = speed.device_free_bytes + DEVICE_CONTEXT_BYTES
+    most = int(free * (1 - _KEPT_FREE))
+    if caps.device_memory_bytes is not None:
+        most = min(most, caps.device_memory_bytes)
+    return max(0, most - DEVICE_CONTEXT_BYTES)
+
+
+def memory_beside(caps: Caps, speed: Speed) -> int | None:
+    """Bytes of the machine's memory that a stage on a device may take; None if that is the same."""
+    return _of_the_machine(caps, DEVICE_WORKER_BYTES) if speed.device_memory_bytes else None
+
+
+def _of_the_machine(caps: Caps, overhead: int) -> int:
     free = int(psutil.virtual_memory().available * (1 - _KEPT_FREE))
     if caps.memory_bytes is not None:
         free = min(free, caps.memory_bytes)
-    return max(0, free - WORKER_OVERHEAD_BYTES)
+    return max(0, free - overhead)
 
 
-async def measure_speed(device: str | None, threads: int, seconds: float = _WORKLOAD_S) -> Speed:
-    """On that device, or on the best there is."""
+def device_share(caps: Caps, speed: Speed) -> float:
+    """Of the device's memory, that torch may take beside its own context."""
+    most, total = caps.device_memory_bytes, speed.device_memory_bytes
+    if most is None or not total:
+        return 1.0
+    return min(1.0, max(1, most - DEVICE_CONTEXT_BYTES) / total)
+
+
+async def measure_speeds(
+    devices: str | None, threads: int, seconds: float = _WORKLOAD_S
+) -> list[Speed]:
+    """Of those devices (`cuda:0,cuda:1`), or of every GPU. Threads are for all together."""
     process = await asyncio.create_subprocess_exec(
         sys.executable,
         "-m",
         "ravnest.agent.workload",
-        device or "auto",
+        devices or ALL,
         str(threads),
         str(seconds),
         stdin=asyncio.subprocess.DEVNULL,
@@ -105,7 +144,7 @@ async def measure_speed(device: str | None, threads: int, seconds: float = _WORK
             out, err = await process.communicate()
     except TimeoutError:
         raise NodeError(
-            f"measuring {device or 'this machine'} took longer than {_WORKLOAD_DEADLINE_S:.0f} s"
+            f"measuring {devices or 'this machine'} took longer than {_WORKLOAD_DEADLINE_S:.0f} s"
         ) from None
     finally:
         if process.returncode is None:
@@ -113,13 +152,13 @@ async def measure_speed(device: str | None, threads: int, seconds: float = _WORK
             await process.wait()
     if process.returncode != 0:
         last = err.decode(errors="replace").strip().splitlines()[-1:] or ["no message"]
-        raise NodeError(f"the device {device or 'of this machine'} cannot be used: {last[0]}")
+        raise NodeError(f"the device {devices or 'of this machine'} cannot be used: {last[0]}")
     try:
-        return msgspec.json.decode(out, type=Speed)
+        return msgspec.json.decode(out, type=list[Speed])
     except NOT_UNDERSTOOD as error:
         said = out[:_MOST_SAID].decode(errors="replace")
         raise NodeError(
-            f"measuring {device or 'this machine'} gave no figures ({error}): does Python print "
+            f"measuring {devices or 'this machine'} gave no figures ({error}): does Python print "
             f"something of its own when it starts? It said {said!r}"
         ) from None
 

@@ -50,10 +50,7 @@ class Upkeep:
     async def measure(self) -> Figures | None:
         """None if the server cannot be measured with now."""
         try:
-            around = self._around
-            figures = await self._measuring.measure_link(
-                around.client, up=around.up, down=around.down
-            )
+            figures = await self._measuring.measure_link(self._around.client)
         except Exception as error:  # whatever it answers
             self._show("measuring", f"the line to the server cannot be measured now: {error}")
             return None
@@ -67,3 +64,11 @@ class Upkeep:
     async def probe(self, peers: tuple[PeerAddress, ...]) -> Figures | None:
         around = self._around
         return await self._measuring.probe(around.identity, peers, around.dialling, around.up)
+
+    async def news(self) -> Figures | None:
+        """What has changed about memory since the server was told."""
+        await self._measuring.look()
+        return self._measuring.news()
+
+    async def too_little(self, memory_bytes: int) -> str | None:
+        return await self._measuring.too_little(memory_bytes)

@@ -2,7 +2,7 @@
 
 from typing import Annotated, Literal
 
-from msgspec import Meta
+from msgspec import Meta, field
 
 from ravnest.api.limits import Address, Bytes, Figure, Label, Name, ProviderId, Strict
 
@@ -16,6 +16,10 @@ def provider_name(provider: int) -> str:
     """In certificates, addresses of plans, and for people who have to tell machines apart."""
     return f"provider-{provider}"
 
+
+Precision = Literal["bf16", "fp16"]
+"""In which a job computes, where it is not single precision."""
+PRECISIONS: frozenset[Precision] = frozenset({"bf16", "fp16"})
 
 ScriptConsent = Literal["never", "sandboxed", "always"]
 """Whether foreign Python may run here: not at all, only inside a sandbox, or in any case."""
@@ -39,10 +43,14 @@ class MachineFacts(Strict, frozen=True, kw_only=True):
     """Why foreign graphs run here without a sandbox; empty if they run in one."""
 
 
-class Caps(Strict, frozen=True, kw_only=True):
-    """What the owner of the machine allows; None is no limit of theirs."""
+class Caps(Strict, frozen=True, kw_only=True, omit_defaults=True):
+    """What the owner of the machine allows; None is no limit of theirs. A server of an earlier
+    release knows those that it knows."""
 
     memory_bytes: Bytes | None = None
+    """Of the machine's."""
+    device_memory_bytes: Bytes | None = None
+    """Of a device that has memory of its own."""
     threads: Annotated[int, Meta(ge=1, le=100_000)] | None = None
     bandwidth_mbps: Figure | None = None
     hours: Hours | None = None
@@ -59,12 +67,18 @@ class PeerFigure(Strict, frozen=True, kw_only=True):
     latency_ms: Figure = 0.0
 
 
-class Figures(Strict, frozen=True, kw_only=True):
+class Figures(Strict, frozen=True, kw_only=True, omit_defaults=True):
     """What was measured: memory free for training, speed on a short real workload, links."""
 
     memory_bytes: Bytes
     """Free for training on the device, within the caps."""
     gflops: Figure
+    """In single precision."""
+    rates: Annotated[dict[Precision, Figure], Meta(max_length=8)] = field(default_factory=dict)
+    """GFLOP/s in others; of agents of earlier releases they are not known."""
+    host_memory_bytes: Bytes | None = None
+    """Beside a device with memory of its own, free for training in the machine's; None if they are
+    one, or if an agent of an earlier release does not say."""
     up_mbps: Figure
     """To the server, within the caps."""
     down_mbps: Figure

@@ -27,10 +27,17 @@ WORKER_OVERHEAD_BYTES = 400 << 20
 count it; whatever measures a worker as a whole does."""
 
 
+DEVICE_CONTEXT_BYTES = 600 << 20
+"""What a GPU's libraries take of its memory before there is anything of a model. Of the machine's
+they take `DEVICE_WORKER_BYTES`, Python and torch included."""
+DEVICE_WORKER_BYTES = 2 << 30
+
+
 def offered_bytes(for_a_stage: int, device_memory_bytes: int) -> int:
-    """Memory as its owner counts it, who caps it: all that a worker takes of it. Of a device that
-    has memory of its own, Python and torch take none beside the stage."""
-    return for_a_stage if device_memory_bytes else for_a_stage + WORKER_OVERHEAD_BYTES
+    """Memory as its owner counts it, who caps it: all that a worker takes of it, on the device if
+    that has memory of its own."""
+    beside = DEVICE_CONTEXT_BYTES if device_memory_bytes else WORKER_OVERHEAD_BYTES
+    return for_a_stage + beside
 
 
 ALLOWED_OPERATORS = "RAVNEST_ALLOW_OPERATORS"
@@ -123,6 +130,8 @@ class WorkOrder(Strict, frozen=True, kw_only=True):
     bandwidth_mbps: Figure | None = None
     memory_bytes: Count = 0
     """Most that the worker may take; 0 is no limit."""
+    device_share: Annotated[float, Meta(gt=0.0, le=1.0)] = 1.0
+    """Of the device's memory, that torch may take."""
     report_s: Figure = 1.0
     clock_offset_s: float = 0.0
     """What to add to this machine's clock to have the server's."""

@@ -30,10 +30,22 @@ def _hours(ctx: click.Context, param: click.Parameter, value: str | None) -> str
     return "{:0>2}:{}-{:0>2}:{}".format(*found.groups())
 
 
-def _device(ctx: click.Context, param: click.Parameter, value: str | None) -> str | None:
-    if value is not None and not re.fullmatch(r"cpu|mps|cuda(:[0-9]+)?", value):
-        raise click.BadParameter(f"{value!r}: expected cpu, mps, cuda or cuda:0")
-    return value
+_DEVICE = r"(cpu|mps|cuda|xpu)(:[0-9]{1,3})?"
+
+
+def _devices(ctx: click.Context, param: click.Parameter, value: str | None) -> str | None:
+    if value is None or value.strip() == "all":
+        return None
+    named = [each.strip() for each in value.split(",")]
+    for each in named:
+        if not re.fullmatch(_DEVICE, each):
+            raise click.BadParameter(
+                f"{each!r}: expected cpu, mps, cuda:0, several with commas, or all"
+            )
+    full = [f"{each}:0" if ":" not in each else each for each in named]
+    if len(set(full)) < len(full):
+        raise click.BadParameter(f"{value!r} names a device twice")
+    return ",".join(named)
 
 
 @click.command("join")
@@ -50,7 +62,14 @@ def _device(ctx: click.Context, param: click.Parameter, value: str | None) -> st
     type=NumberRange(min=0.5),
     metavar="GB",
     show_default="80 % of what is free",
-    help="At most this much for a worker, with Python and torch.",
+    help="At most this much of the machine's for all workers, with Python and torch.",
+)
+@click.option(
+    "--gpu-memory",
+    type=NumberRange(min=1.0),
+    metavar="GB",
+    show_default="what is free",
+    help="At most this much of each GPU's own.",
 )
 @click.option(
     "--threads",
@@ -71,11 +90,13 @@ def _device(ctx: click.Context, param: click.Parameter, value: str | None) -> st
     "--hours", callback=_hours, metavar="HH:MM-HH:MM", help="Only then, for example 22:00-07:00."
 )
 @click.option(
+    "--devices",
     "--device",
-    callback=_device,
-    metavar="DEVICE",
-    show_default="the best there is",
-    help="cpu, cuda:0 or mps.",
+    "device",
+    callback=_devices,
+    metavar="DEVICES",
+    show_default="every GPU, or the processor",
+    help="cpu, cuda:0, mps; several with commas; a provider each.",
 )
 @click.option(
     "--listen",
@@ -128,6 +149,8 @@ def command(
     url: str | None, token: str | None, memory: float | None, log_json: bool, **given: Any
 ) -> int:
     """Offer this machine to the server at URL, which may also stand in the file of --config.
+
+    Each of its GPUs becomes a provider of its own, all of them in this one process.
 
     Measures it, waits for work, trains its part of a model, brings the result back, waits again.
     Ctrl-C once: work in progress is stopped and saved first. Twice: at once.
@@ -204,7 +227,8 @@ def _settings(kind: Any, url: str, memory: float | None, given: dict[str, Any]) 
         name=a_name(given["name"] or platform.node()),
         is_named=bool(given["name"]),
         caps=Caps(
-            memory_bytes=None if memory is None else int(memory * 1e9),
+            memory_bytes=_bytes(memory),
+            device_memory_bytes=_bytes(given["gpu_memory"]),
             threads=given["threads"],
             bandwidth_mbps=given["bandwidth"],
             hours=given["hours"],
@@ -218,6 +242,10 @@ def _settings(kind: Any, url: str, memory: float | None, given: dict[str, Any]) 
         once=given["once"],
         require_sandbox=given["require_sandbox"],
     )
+
+
+def _bytes(gigabytes: float | None) -> int | None:
+    return None if gigabytes is None else int(gigabytes * 1e9)
 
 
 def _line(event: str, text: str) -> None:

@@ -7,7 +7,10 @@ import click
 
 if TYPE_CHECKING:
     from ravnest.agent.identity import Identity
+    from ravnest.client.address import ServerAddress
     from ravnest.client.http import HttpClient
+
+    _Found = tuple[list[Identity], ServerAddress]
 
 
 @click.command("provider")
@@ -22,30 +25,36 @@ if TYPE_CHECKING:
 )
 @click.option("--insecure", is_flag=True, help="Talk to a server that runs without TLS.")
 def command(action: str, url: str | None, home: Path | None, insecure: bool) -> None:
-    """Pause, resume or take back this machine; URL only if it has joined several servers.
+    """Pause, resume or take back this machine, all of its devices; URL only if it has joined
+    several servers.
 
     pause: no new work after the present one. leave: the present run is saved and goes on elsewhere,
     and the server forgets this machine; coming back takes a token.
     """
+    identities, address = _find(url, home, insecure)
+    for identity in identities:
+        with identity.client(address) as client:
+            _act(action, identity, client)
+
+
+def _act(action: str, identity: "Identity", client: "HttpClient") -> None:
     from ravnest.agent.identity import forget
     from ravnest.api.machine import provider_name
     from ravnest.api.requests import ProviderAction
     from ravnest.api.views import ProviderView
 
-    identity, client = _find(url, home, insecure)
-    with client:
-        if action == "leave":
-            client.post("/leave", None, type(None))
-            forget(identity)
-            click.echo(f"{provider_name(identity.provider)} leaves {client.address}")
-        elif action == "status":
-            _show_status(identity, client)
-        else:
-            wanted = ProviderAction(action="pause" if action == "pause" else "resume")
-            client.post("/providers/me/action", wanted, type(None))
-            now = client.get("/providers/me", ProviderView)
-            done = _paused(now.job) if action == "pause" else "takes work again"
-            click.echo(f"{provider_name(identity.provider)} {done}")
+    if action == "leave":
+        client.post("/leave", None, type(None))
+        forget(identity)
+        click.echo(f"{provider_name(identity.provider)} leaves {client.address}")
+    elif action == "status":
+        _show_status(identity, client)
+    else:
+        wanted = ProviderAction(action="pause" if action == "pause" else "resume")
+        client.post("/providers/me/action", wanted, type(None))
+        now = client.get("/providers/me", ProviderView)
+        done = _paused(now.job) if action == "pause" else "takes work again"
+        click.echo(f"{provider_name(identity.provider)} {done}")
 
 
 def _paused(job: str | None) -> str:
@@ -53,8 +62,8 @@ def _paused(job: str | None) -> str:
     return "is paused" if job is None else f"will be paused after its part of job {job}"
 
 
-def _find(url: str | None, home: Path | None, insecure: bool) -> "tuple[Identity, HttpClient]":
-    from ravnest.agent.identity import identity_of, known_identities
+def _find(url: str | None, home: Path | None, insecure: bool) -> "_Found":
+    from ravnest.agent.identity import identities_of, known_identities
     from ravnest.client.known import home as our_home
     from ravnest.errors import ServerError
 
@@ -68,8 +77,7 @@ def _find(url: str | None, home: Path | None, insecure: bool) -> "tuple[Identity
             )
         listed = ", ".join(str(each) for each in known)
         raise ServerError(f"this machine has joined {len(known)} servers, say which: {listed}")
-    identity, address = identity_of(folder, url or str(known[0]), insecure=insecure or url is None)
-    return identity, identity.client(address)
+    return identities_of(folder, url or str(known[0]), insecure=insecure or url is None)
 
 
 def _show_status(identity: "Identity", client: "HttpClient") -> None:

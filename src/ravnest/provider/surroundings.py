@@ -15,6 +15,7 @@ from ravnest.wire.peers import Patience
 from ravnest.wire.security import TlsFiles
 
 REPORTS = "RAVNEST_REPORTS"
+DEVICE_SHARE = "RAVNEST_DEVICE_SHARE"
 _RELAYED = Patience(connect_s=300.0, resume_s=120.0, nobody_s=120.0)
 """Towards neighbours that are found by a table of routes: it may lead through a relay."""
 
@@ -27,6 +28,8 @@ class Surroundings:
     listen: str | None = None
     tls: TlsFiles | None = None
     bandwidth_mbps: float | None = None
+    device_share: float | None = None
+    """Of the device's memory, that this process may take."""
     patience: Patience | None = None
     is_watched: bool = False
     """Somebody wants reports of what it is doing (RAVNEST_REPORTS)."""
@@ -34,23 +37,24 @@ class Surroundings:
 
 def surroundings(variables: Mapping[str, str] = os.environ) -> Surroundings:
     """Read RAVNEST_ROUTES (JSON), RAVNEST_LISTEN, RAVNEST_TLS (a folder with ca.pem,
-    certificate.pem and key.pem) and RAVNEST_BANDWIDTH_MBPS."""
+    certificate.pem and key.pem), RAVNEST_BANDWIDTH_MBPS and RAVNEST_DEVICE_SHARE."""
     routes = variables.get("RAVNEST_ROUTES")
     tls = variables.get("RAVNEST_TLS")
-    speed = variables.get("RAVNEST_BANDWIDTH_MBPS")
+    speed, share = variables.get("RAVNEST_BANDWIDTH_MBPS"), variables.get(DEVICE_SHARE)
     try:
         return Surroundings(
             routes=None if routes is None else json.loads(routes),
             listen=variables.get("RAVNEST_LISTEN"),
             tls=None if tls is None else _files(Path(tls)),
             bandwidth_mbps=None if speed is None else float(speed),
+            device_share=None if share is None else float(share),
             patience=None if routes is None else _RELAYED,
             is_watched=REPORTS in variables,
         )
     except ValueError as error:
         raise NodeError(
-            f"RAVNEST_ROUTES={routes!r:.200} or RAVNEST_BANDWIDTH_MBPS={speed!r:.50} cannot be "
-            f"understood: {error}"
+            f"RAVNEST_ROUTES={routes!r:.200}, RAVNEST_BANDWIDTH_MBPS={speed!r:.50} or "
+            f"{DEVICE_SHARE}={share!r:.50} cannot be understood: {error}"
         ) from error
 
 

@@ -11,6 +11,7 @@ from typing import Protocol
 
 from ravnest.api.work import End, WorkEnd, WorkOrder
 from ravnest.errors import RavnestError, text_without_values
+from ravnest.provider.surroundings import DEVICE_SHARE
 from ravnest.sandbox.confine import forbid_programs
 from ravnest.sandbox.memory_limit import lacks_memory, limit_memory
 from ravnest.worker.orders import read_order
@@ -82,6 +83,8 @@ def _made(order: WorkOrder, folder: Path, speech: Speech, steering: Steering) ->
     # Before torch is imported, which reads it once.
     os.environ["OMP_NUM_THREADS"] = str(order.threads)
     limit_memory(order.memory_bytes, order.threads)
+    if order.device_share < 1.0:
+        os.environ[DEVICE_SHARE] = str(order.device_share)
     if order.assignment.script is not None:
         from ravnest.worker.script import ScriptRun
 

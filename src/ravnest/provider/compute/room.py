@@ -47,6 +47,13 @@ class Room:
         fraction = getattr(self._module, "get_per_process_memory_fraction", None)
         return total if fraction is None else int(total * fraction(self.device))
 
+    def limit(self, share: float) -> None:
+        """This process takes no more than so much of all there is."""
+        if self.device.type == "mps":
+            self._module.set_per_process_memory_fraction(share)
+        elif hasattr(self._module, "set_per_process_memory_fraction"):
+            self._module.set_per_process_memory_fraction(share, self.device)
+
     def used(self) -> int:
         """By tensors that exist now."""
         if self.device.type == "mps":
