@@ -26,6 +26,8 @@ class ProviderSpec(msgspec.Struct, frozen=True, kw_only=True):
     bandwidth_mbps: float
     gflops: float
     latency_ms: float = 0.0
+    host_memory_bytes: int | None = None
+    """Of the machine's memory, where `memory_bytes` is that of a device in it."""
     links: tuple[tuple[int, float], ...] = ()
     """Mbit/s measured from here to other providers, by their ids in ascending order."""
 

@@ -20,9 +20,12 @@ from tables import (
     whole_model_bytes,
 )
 
+from ravnest.errors import PlanError
 from ravnest.plan import ProviderSpec
 from ravnest.planning.costing.costs import CutCosts, TrainingMemory
+from ravnest.planning.search.clusters import form_clusters
 from ravnest.planning.search.coarse import coarsen
+from ravnest.planning.search.options import PlanOptions
 from ravnest.planning.search.partition import (
     Cut,
     StageTables,
@@ -158,6 +161,23 @@ def test_memory_is_a_hard_limit_and_an_exact_fit_fits():
     assert best_cut(costs, exact, TRAINING).points == (0, 3, 10)
     short = [exact[0], replace_memory(exact[1], need[1] - 1)]
     assert best_cut(costs, short, TRAINING) is None
+
+
+def test_memory_of_the_machine_beside_a_device_is_a_hard_limit_as_well():
+    costs = cut_costs(chain_model(10, weight_bytes=1000, tensor_bytes=100, flops=1e9))
+    need = float(costs.host_memory_at((0, 3), 0, 2, TRAINING))
+    assert need >= 3000
+    exact, short = (
+        [msgspec.structs.replace(provider(0), host_memory_bytes=int(size)), provider(1)]
+        for size in (need, need - 1)
+    )
+    assert best_cut(costs, [provider(0), provider(1)], TRAINING).points == (0, 5, 10)
+    assert best_cut(costs, exact, TRAINING).points == (0, 3, 10)
+    assert best_cut(costs, short, TRAINING).points == (0, 2, 10)
+    none = [msgspec.structs.replace(each, host_memory_bytes=500) for each in exact]
+    assert best_cut(costs, none, TRAINING) is None
+    with pytest.raises(PlanError, match="not in the 500 B of the machine's memory beside it"):
+        form_clusters(costs, none, PlanOptions())
 
 
 def test_early_stages_need_more_memory_so_the_order_decides_whether_it_fits():

@@ -622,6 +622,43 @@ def test_links_are_what_was_measured_and_the_slower_end_through_the_relay():
     assert (pool[1].address, pool[1].bandwidth_mbps, pool[1].gflops) == ("provider-1:1", 50, 2.0)
 
 
+def test_those_who_all_reach_each_other_do_not_share_the_line_to_the_server():
+    """Two GPUs of one machine were planned as if the internet were between them."""
+
+    def provider(id, *peers):
+        told = Figures(
+            memory_bytes=1, gflops=2, up_mbps=10, down_mbps=10, latency_ms=1, peers=peers
+        )
+        return Provider(id=id, name="x", digest="", facts=FACTS, caps=Caps(), figures=told)
+
+    one = provider(1, PeerFigure(provider=2, mbps=8000))
+    two = provider(2, PeerFigure(provider=1, mbps=8000))
+    assert [spec.bandwidth_mbps for spec in as_pool([one, two])] == [8000, 8000]
+    assert [spec.bandwidth_mbps for spec in as_pool([one, two, provider(3)])] == [10, 10, 10]
+
+
+def test_a_plan_counts_with_the_speed_in_the_precision_of_its_job():
+    rates = {"bf16": 90.0}
+    told = Figures(
+        memory_bytes=1,
+        gflops=10,
+        rates=rates,
+        host_memory_bytes=5,
+        up_mbps=1,
+        down_mbps=1,
+        latency_ms=1,
+    )
+    new = Provider(id=1, name="x", digest="", facts=FACTS, caps=Caps(), figures=told)
+    # An agent of an earlier release says no more than this, and an old record holds no more.
+    words = b'{"memory_bytes":1,"gflops":10,"up_mbps":1,"down_mbps":1,"latency_ms":1}'
+    said = msgspec.json.decode(words, type=Figures)
+    old = Provider(id=2, name="y", digest="", facts=FACTS, caps=Caps(), figures=said)
+    for precision, expected in ((None, [10, 10]), ("bf16", [90, 10]), ("fp16", [10, 10])):
+        pool = as_pool([new, old], precision)
+        assert [spec.gflops for spec in pool] == expected
+        assert [spec.host_memory_bytes for spec in pool] == [5, None]
+
+
 def test_the_best_providers_are_taken_when_only_some_are_wanted():
     sim = Simulation()
     for number in range(1, 4):

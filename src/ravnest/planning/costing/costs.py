@@ -206,6 +206,23 @@ class CutCosts:
         )
         return total
 
+    def host_memory_at(
+        self, pairs: Any, stage: int, stages: int, training: TrainingMemory
+    ) -> Floats:
+        """Of the machine's memory beside a device, for many pairs of cut points at once: weights as
+        they are loaded and saved, what is averaged, messages, and the inputs of micro-batches in
+        flight, which can be begun anew as long as they are there."""
+        share = training.division.share(stages)
+        held = training.batches_in_flight(stage, stages)
+        total: Floats = (
+            self.weight_bytes[pairs]
+            + self.averaging(pairs, training)
+            + self.message_bytes[pairs] * share
+            + self.tied_bytes[pairs]
+            + self._entering[pairs] * held
+        )
+        return total
+
     def sent_bytes(self, p: int, q: int) -> float:
         """Upload per step: activations to the next stage, gradients to the previous one."""
         return float(self.forward_bytes[q] + self.backward_bytes[p] + self.tied_bytes[p, q])

@@ -131,6 +131,7 @@ class StageTables:
         self._memory: dict[int, Floats] = {}
         self._memory_again: dict[int, Floats] = {}
         self._most_memory: dict[int, float] = {}
+        self._host_memory: dict[int, Floats] = {}
         self._fixed_s: dict[int, Singles] = {}
         compute = costs.compute_s[columns] - costs.compute_s[rows][:, None]
         self.unit_s = (compute * REFERENCE_GFLOPS).astype(np.float32, order="F")
@@ -169,6 +170,14 @@ class StageTables:
             memory = memory_of(self.costs, block, distance, self.training, recompute=True)
             self._memory_again[distance] = np.asfortranarray(memory)
         return self._memory_again[distance]
+
+    def host_memory(self, distance: int) -> Floats:
+        """Bytes each stage needs in the machine's memory, where it computes on a device."""
+        if distance not in self._host_memory:
+            block, stages = (self._rows, self._columns), max(distance, 2)
+            memory = self.costs.host_memory_at(block, stages - distance, stages, self.training)
+            self._host_memory[distance] = np.asfortranarray(memory)
+        return self._host_memory[distance]
 
     def least_memory(self, distance: int) -> Floats:
         """Bytes each stage needs at least."""
@@ -211,6 +220,9 @@ class StageTables:
                 hopeless = self.memory_again(distance)[rows, columns] > provider.memory_bytes
                 np.putmask(again.T, hopeless.T, np.inf)
                 np.copyto(seconds, again, where=too_large)
+        if provider.host_memory_bytes is not None:
+            beside = self.host_memory(distance)[rows, columns] > provider.host_memory_bytes
+            np.putmask(seconds.T, beside.T, np.inf)
         return seconds
 
     @cached_property

@@ -98,6 +98,13 @@ def why_nothing_fits(
             f"The model does not fit: a piece of it that cannot be cut needs {need}, and the "
             f"largest provider, {_name(largest)}, has {have}. {REMEDY}"
         )
+    host = nearest.provider.host_memory_bytes
+    if nearest.need_bytes <= nearest.provider.memory_bytes and host is not None:
+        return (
+            f"The model does not fit: {_name(nearest.provider)} has room for its stage on the "
+            f"device, but not in the {size(host)} of the machine's memory beside it, which has to "
+            f"hold the weights, what is averaged and what is on its way. {REMEDY}"
+        )
     have, need = sizes_apart(nearest.provider.memory_bytes, nearest.need_bytes)
     together, alone = sizes_apart(total, whole)
     return (

@@ -12,6 +12,7 @@ first two of which are the same search with another price for an idle provider (
 Knows nothing about the full tables, final cuts or explanations: see `clusters`.
 """
 
+import math
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -52,8 +53,10 @@ class Problem:
 
 
 def pose(costs: CutCosts, providers: Sequence[ProviderSpec], options: PlanOptions) -> Problem:
-    def figures(provider: ProviderSpec) -> tuple[float, float, float]:
-        return provider.bandwidth_mbps, provider.gflops, provider.memory_bytes
+    def figures(provider: ProviderSpec) -> tuple[float, float, float, float]:
+        beside = provider.host_memory_bytes
+        host = math.inf if beside is None else beside
+        return provider.bandwidth_mbps, provider.gflops, provider.memory_bytes, host
 
     kinds = {figures(provider): provider for provider in providers}
     number = {key: kind for kind, key in enumerate(sorted(kinds))}

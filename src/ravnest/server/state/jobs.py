@@ -102,7 +102,7 @@ def _plan(world: World, job: Job) -> bool:
             job=job.id,
             attempt=world.attempt,
             run=job.run + 1,
-            pool=pool.as_pool(found),
+            pool=pool.as_pool(found, job.precision),
             fused_run=job.fused_run,
             epochs_done=job.epochs_done,
         )

@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Iterable
 
-from ravnest.api.machine import Figures, provider_name
+from ravnest.api.machine import Figures, Precision, provider_name
 from ravnest.plan import ProviderSpec
 from ravnest.server.state.records import Job, Provider
 from ravnest.server.state.world import World
@@ -68,13 +68,13 @@ def willing(world: World, job: Job) -> list[Provider]:
         if why_not_for(world, job, provider) is None
     ]
     if job.max_providers is not None and len(found) > job.max_providers:
-        found = sorted(found, key=_worth, reverse=True)[: job.max_providers]
+        found = sorted(found, key=lambda one: _worth(one, job), reverse=True)[: job.max_providers]
     return sorted(found, key=lambda provider: provider.id)
 
 
-def _worth(provider: Provider) -> float:
+def _worth(provider: Provider, job: Job) -> float:
     figures = provider.figures
-    return figures.memory_bytes * figures.gflops if figures else 0.0
+    return figures.memory_bytes * rate_of(figures, job.precision) if figures else 0.0
 
 
 def why_nobody(world: World, job: Job) -> str:
@@ -90,21 +90,44 @@ def why_nobody(world: World, job: Job) -> str:
     return f"no provider is free for this job ({listed})"
 
 
-def as_pool(providers: Iterable[Provider]) -> tuple[ProviderSpec, ...]:
-    """The providers as planning knows them: addresses are names, resolved by their agents."""
+def as_pool(
+    providers: Iterable[Provider], precision: Precision | None = None
+) -> tuple[ProviderSpec, ...]:
+    """The providers as planning knows them, for a job in that precision: addresses are names,
+    resolved by their agents."""
     known = {provider.id: provider.figures for provider in providers if provider.figures}
     return tuple(
-        ProviderSpec(
-            id=id,
-            address=f"{provider_name(id)}:1",
-            memory_bytes=figures.memory_bytes,
-            bandwidth_mbps=max(figures.up_mbps, LEAST_FIGURE),
-            gflops=max(figures.gflops, LEAST_FIGURE),
-            latency_ms=figures.latency_ms,
-            links=_links(id, figures, known),
-        )
+        _spec(id, figures, _links(id, figures, known), len(known) - 1, precision)
         for id, figures in sorted(known.items())
     )
+
+
+def _spec(
+    id: int,
+    figures: Figures,
+    links: tuple[tuple[int, float], ...],
+    others: int,
+    precision: Precision | None,
+) -> ProviderSpec:
+    bandwidth = figures.up_mbps
+    if others and len(links) == others:
+        # On one machine, or in one house, nothing takes the way to the server.
+        bandwidth = max(bandwidth, min(mbps for _, mbps in links))
+    return ProviderSpec(
+        id=id,
+        address=f"{provider_name(id)}:1",
+        memory_bytes=figures.memory_bytes,
+        host_memory_bytes=figures.host_memory_bytes,
+        bandwidth_mbps=max(bandwidth, LEAST_FIGURE),
+        gflops=max(rate_of(figures, precision), LEAST_FIGURE),
+        latency_ms=figures.latency_ms,
+        links=links,
+    )
+
+
+def rate_of(figures: Figures, precision: Precision | None) -> float:
+    """GFLOP/s of a job in that precision; where it was not measured, as in single precision."""
+    return figures.gflops if precision is None else figures.rates.get(precision, figures.gflops)
 
 
 def _links(id: int, figures: Figures, known: dict[int, Figures]) -> tuple[tuple[int, float], ...]:

@@ -6,7 +6,7 @@ import msgspec
 
 from ravnest.api.jobs import JobSpec
 from ravnest.api.limits import Count, Figure, FileRef, Positive, ProviderId, Word
-from ravnest.api.machine import Caps, Figures, MachineFacts
+from ravnest.api.machine import Caps, Figures, MachineFacts, Precision
 from ravnest.api.views import JobState
 from ravnest.api.work import WorkEnd
 
@@ -110,6 +110,7 @@ class Job(Record, kw_only=True):
     ended_at: float | None = None
     epochs: int
     batch_size: int = 0
+    precision: Precision | None = None
     max_providers: int | None = None
     max_runs: int = 3
     has_script: bool = False
@@ -159,6 +160,7 @@ class Job(Record, kw_only=True):
             submitted_at=now,
             epochs=spec.training.epochs,
             batch_size=spec.training.batch_size,
+            precision=spec.training.precision,
             max_providers=spec.planning.max_providers,
             max_runs=spec.planning.max_runs,
             has_script=spec.script is not None,
