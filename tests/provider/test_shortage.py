@@ -3,6 +3,7 @@
 import contextlib
 import copy
 import functools
+import weakref
 
 import pytest
 import torch
@@ -238,6 +239,26 @@ def test_of_a_device_a_process_takes_what_its_owner_allows(monkeypatch):
     assert (there.most(), there.free()) == (500, 400)
     memory.others = 800
     assert there.free() == 100
+
+
+def test_an_error_does_not_keep_what_was_computed_before_it():
+    """What is said to be held by weights was that, and half a pass as well."""
+    kept = []
+
+    def computes():
+        activations = torch.ones(3)
+        kept.append(weakref.ref(activations))
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    try:
+        try:
+            computes()
+        except torch.OutOfMemoryError as inner:
+            raise RunError("the stage failed") from inner
+    except RunError as error:
+        assert kept[0]() is not None
+        room.let_go(error)
+        assert kept[0]() is None
 
 
 def test_a_device_that_says_nothing_of_its_memory_is_taken_to_have_enough(monkeypatch):

@@ -14,13 +14,13 @@ from typing import Any, Protocol, TypeVar
 import msgspec
 import torch
 
-from ravnest.errors import RunError, WireError
+from ravnest.errors import WireError
 from ravnest.provider.averaging.share import Outcome, Share
 from ravnest.provider.commands import Commands, Saving
 from ravnest.provider.compression import Compression, Packing, leaving
 from ravnest.provider.compute.copies import Copies, Sent, original
 from ravnest.provider.compute.passes import Pass, StagePasses
-from ravnest.provider.compute.room import Room, is_shortage
+from ravnest.provider.compute.room import Room, is_shortage, let_go
 from ravnest.provider.compute.updating import Updater
 from ravnest.provider.leaf import Leaf
 from ravnest.provider.meter import Meter
@@ -412,35 +412,29 @@ class StageRunner:
     def _with_room(self, act: Callable[[], T], of: messages.MicroBatch, *items: Pass) -> T:
         """A pass, which may lack memory on the device: then once more, without activations of the
         others and without keeping its own."""
-        try:
-            return act()
-        except Exception as error:
-            if not is_shortage(error):
-                raise
-            if not self._passes.recovers:
-                raise self._too_small(of) from error
-        # Not within `except`: an error holds what was computed before it.
-        self._give_up_activations(*items)
-        logger.warning(
-            "%s lacks memory for a micro-batch of %d rows: activations are computed again from "
-            "now on, which takes longer",
-            *(self._room.device, of.rows),
-        )
-        try:
-            return act()
-        except Exception as error:
-            if not is_shortage(error):
-                raise
-            raise self._too_small(of) from error
+        for again in (self._passes.recovers, False):
+            try:
+                return act()
+            except Exception as error:
+                if not is_shortage(error):
+                    raise
+                let_go(error)
+                if not again:
+                    self._room.sweep()
+                    graph = self._graph
+                    raise self._room.too_small(graph.stage, graph.stages, of) from error
+                self._give_up_activations(*items)
+        raise AssertionError("the second attempt returns or raises")
 
     def _give_up_activations(self, *items: Pass) -> None:
         in_flight = [work.item for work in self._work.values() if work.item is not None]
         self._passes.save_memory([*in_flight, *items])
         self._room.sweep()
-
-    def _too_small(self, of: messages.MicroBatch) -> RunError:
-        self._room.sweep()
-        return self._room.too_small(self._graph.stage, self._graph.stages, of)
+        logger.warning(
+            "stage %d lacks memory on %s: activations are computed again from now on, which takes "
+            "longer",
+            *(self._graph.stage, self._room.device),
+        )
 
     def _update(self, instruction: plan.Update) -> None:
         share, free = self.share, self._room.free()

@@ -6,6 +6,7 @@ first: an optimizer that has failed half-way has changed some parameters and not
 """
 
 import gc
+import traceback
 from typing import Any
 
 import torch
@@ -17,6 +18,13 @@ _TEMPORARIES = 3
 """Most copies of a group's parameters that optimizers of torch make at once with `foreach`."""
 _STATES = 2
 """Of the trainable parameters, that the first step of most optimizers makes for itself."""
+
+
+def let_go(error: BaseException | None) -> None:
+    """What an error holds: all that had been computed where it was raised."""
+    while error is not None:
+        traceback.clear_frames(error.__traceback__)
+        error = error.__cause__ or error.__context__
 
 
 def is_shortage(error: BaseException | None) -> bool:
@@ -73,7 +81,7 @@ class Room:
         return max(0, free)
 
     def sweep(self) -> None:
-        """What is in nobody's use goes back: errors hold what was computed before them."""
+        """What is in nobody's use goes back."""
         gc.collect()
         if hasattr(self._module, "empty_cache"):
             self._module.empty_cache()
@@ -105,7 +113,7 @@ class StepMemory:
     def __init__(self, optimizer: torch.optim.Optimizer | None, room: Room) -> None:
         self._room = room
         groups: list[dict[str, Any]] = [] if optimizer is None else optimizer.param_groups
-        self._optimizer = optimizer
+        self._has_stepped = False
         # Where the user has said nothing; torch then takes `foreach` on GPUs.
         self._open = [g for g in groups if g.get("foreach", 0) is None and not g.get("fused")]
         self._largest = max((_bytes_of(group) for group in self._open), default=0)
@@ -113,14 +121,14 @@ class StepMemory:
 
     def needed(self) -> int:
         """Bytes that the next step takes at least, beside gradients."""
-        first = self._optimizer is not None and not self._optimizer.state
-        return self._all * _STATES if first else 0
+        return 0 if self._has_stepped else self._all * _STATES
 
     def prepare(self) -> None:
         """Parameter by parameter, if temporaries of all of them together might not fit."""
+        needed, self._has_stepped = self.needed(), True
         if not self._open or (free := self._room.free()) is None:
             return
-        fits = free >= self.needed() + _TEMPORARIES * self._largest
+        fits = free >= needed + _TEMPORARIES * self._largest
         for group in self._open:
             group["foreach"] = None if fits else False
 
