@@ -59,6 +59,8 @@ class ProviderView(Shown, frozen=True, kw_only=True):
     that is in the same memory."""
     cpu: float = 0.0
     gflops: float = 0.0
+    rates: dict[str, float] = msgspec.field(default_factory=dict)
+    """GFLOP/s in half precisions, by their names in jobs."""
     up_mbps: float = 0.0
     down_mbps: float = 0.0
     latency_ms: float = 0.0

@@ -88,7 +88,8 @@ def _show_status(identity: "Identity", client: "HttpClient") -> None:
     view = client.get("/providers/me", ProviderView)
     at = f" on job {view.job}" if view.job else ""
     click.echo(f"{view.name} ({provider_name(view.id)}) at {client.address}: {view.doing}{at}")
+    rates = "".join(f" ({rate:.0f} in {name})" for name, rate in view.rates.items())
     click.echo(
-        f"offers {view.worker_limit_bytes / 1e9:.1f} GB, {view.gflops:.0f} GFLOP/s, "
+        f"offers {view.worker_limit_bytes / 1e9:.1f} GB, {view.gflops:.0f} GFLOP/s{rates}, "
         f"{plain(view.up_mbps)} Mbit/s up, {plain(view.down_mbps)} Mbit/s down"
     )

@@ -55,6 +55,7 @@ def provider_view(world: World, id: int) -> ProviderView:
         worker_limit_bytes=offered_by(provider),
         cpu=beat.cpu if beat else 0.0,
         gflops=figures.gflops if figures else 0.0,
+        rates={str(name): rate for name, rate in figures.rates.items()} if figures else {},
         up_mbps=figures.up_mbps if figures else 0.0,
         down_mbps=figures.down_mbps if figures else 0.0,
         latency_ms=figures.latency_ms if figures else 0.0,

@@ -20,6 +20,7 @@
  * @property {number} worker_limit_bytes
  * @property {number} cpu
  * @property {number} gflops
+ * @property {Object<string, number>} [rates]
  * @property {number} up_mbps
  * @property {number} down_mbps
  * @property {number} latency_ms

@@ -10,6 +10,15 @@ import { attempt } from "../ui/toast.js";
 import { doing } from "./row.js";
 
 /**
+ * In single precision, and in those that jobs may ask for.
+ * @param {import("../types.js").ProviderView} view
+ */
+function speeds(view) {
+  const others = Object.entries(view.rates ?? {}).map(([name, rate]) => `${gflops(rate)} in ${name}`);
+  return [gflops(view.gflops), ...others].join(", ");
+}
+
+/**
  * Follows the machine while it is open, if `update` is called whenever something has changed.
  * @param {import("../types.js").Context} context
  * @param {number} id
@@ -81,7 +90,7 @@ function factsOf(context, view) {
       "Memory",
       `${bytes(view.worker_limit_bytes)} offered; ${view.worker_memory_bytes ? `a worker uses ${bytes(view.worker_memory_bytes)}` : "no worker at present"}${detailed ? `; ${bytes(view.memory_free_bytes)} free` : ""}`,
     ],
-    ["Compute", measured ? gflops(view.gflops) : "being measured"],
+    ["Compute", measured ? speeds(view) : "being measured"],
     [
       "To the server",
       measured
