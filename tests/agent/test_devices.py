@@ -12,7 +12,7 @@ from running import Running, run, task, train
 from toyserver import WAIT_S
 
 from ravnest.agent import vram, workload
-from ravnest.agent.joining import slots_of
+from ravnest.agent.joining import slots_of, usable
 from ravnest.agent.machine import (
     device_share,
     memory_beside,
@@ -25,7 +25,7 @@ from ravnest.agent.workload import Speed, rising, step_bytes, step_flops
 from ravnest.api.control import Admit, Assign, Hello, Measured, Refused, Rejected
 from ravnest.api.machine import Caps
 from ravnest.api.work import DEVICE_CONTEXT_BYTES, DEVICE_WORKER_BYTES
-from ravnest.errors import ServerError
+from ravnest.errors import NodeError, ServerError
 
 GB = 10**9
 GPUS = [
@@ -158,6 +158,24 @@ def test_every_gpu_is_offered_unless_some_are_named(monkeypatch):
     assert workload.devices_of("cuda,cuda:2") == ["cuda:0", "cuda:2"]
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert workload.devices_of("all") in (["cpu"], ["mps"])
+
+
+def test_a_broken_card_is_left_out_unless_it_was_named(monkeypatch):
+    def broken(device, threads, seconds):
+        if device == "cuda:0":
+            raise RuntimeError("CUDA error: out of memory\nCompile with …")
+        return GPUS[1]
+
+    monkeypatch.setattr(workload, "measure", broken)
+    found = [workload._tried(device, 1, 1.0) for device in ("cuda:0", "cuda:1")]
+    told = []
+    show = lambda *line: told.append(line)  # noqa: E731
+    assert usable(found, show, all_of_them=False) == [GPUS[1]]
+    problem = "cuda:0 cannot be used: CUDA error: out of memory"
+    assert told == [("left out", problem)]
+    for speeds, named in ((found, True), (found[:1], False)):
+        with pytest.raises(NodeError, match=problem):
+            usable(speeds, show, all_of_them=named)
 
 
 # ---- one provider for each

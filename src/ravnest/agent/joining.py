@@ -101,6 +101,7 @@ async def join(
         if speeds is None:
             show("measuring", "measuring this machine …")
             speeds = await measure_speeds(settings.device, threads_of(settings.caps))
+            speeds = usable(speeds, show, all_of_them=settings.device is not None)
         slots = slots_of(settings, speeds, no_sandbox, show)
         for slot in slots[1:]:
             stack.enter_context(await _entered(slot.settings))
@@ -128,6 +129,18 @@ async def _entered(settings: AgentSettings) -> contextlib.ExitStack:
             await asyncio.to_thread(folders.empty)
         folders.shut()
         return stack.pop_all()
+
+
+def usable(speeds: Sequence[Speed], show: Show, *, all_of_them: bool) -> list[Speed]:
+    """A card that is broken, or full, keeps the others from nothing, unless its owner has named
+    it."""
+    broken = [f"{each.device} cannot be used: {each.problem}" for each in speeds if each.problem]
+    found = [each for each in speeds if not each.problem]
+    if broken and (all_of_them or not found):
+        raise NodeError(broken[0])
+    for problem in broken:
+        show("left out", problem)
+    return found
 
 
 def slots_of(

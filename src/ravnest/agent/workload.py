@@ -30,11 +30,13 @@ class Speed(msgspec.Struct, frozen=True, kw_only=True):
     device_free_bytes: int = 0
     device_ids: tuple[str, ...] = ()
     """By which programs of its maker know it: its number in the world, its place on the bus."""
-    gflops: float
+    gflops: float = 0.0
     """In single precision."""
     rates: dict[str, float] = {}
     """GFLOP/s with autocast, by the job's `precision`; without those it cannot compute in."""
-    torch: str
+    torch: str = ""
+    problem: str = ""
+    """Why it cannot be used, if it cannot: a card that is broken, or full."""
 
 
 ALL = "all"
@@ -194,6 +196,13 @@ def devices_of(asked: str) -> list[str]:
     return ["mps"] if torch.backends.mps.is_available() else ["cpu"]
 
 
+def _tried(device: str, threads: int, seconds: float) -> Speed:
+    try:
+        return measure(device, threads, seconds)
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        return Speed(device=device, problem=str(error).strip().split("\n")[0] or repr(error))
+
+
 def _numbered(device: str) -> str:
     return f"{device}:0" if device in ("cuda", "xpu") else device
 
@@ -226,7 +235,7 @@ def main(argv: list[str]) -> int:
     asked, threads, seconds = argv
     devices = devices_of(asked)
     share = max(1, int(threads) // len(devices))
-    found = [measure(device, share, float(seconds)) for device in devices]
+    found = [_tried(device, share, float(seconds)) for device in devices]
     print(msgspec.json.encode(found).decode(), flush=True)
     return 0
 
