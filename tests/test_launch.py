@@ -52,6 +52,19 @@ def test_only_documents_of_providers_count(folder):
     )
 
 
+@pytest.mark.parametrize(("count", "started"), [(None, 2), (2, 2), (3, 3), (1, 0), (4, 0)])
+def test_idle_providers_are_started_where_the_whole_pool_is_asked_for(folder, count, started):
+    nodes = folder / "node_data" / "nodes"
+    (nodes / "node_2.json").write_text('{"node_type": "Idle"}')
+    run = RunDir(folder / "node_data")
+    if started:
+        names = planned_nodes(run, count)
+        assert list(names) == ["node_0", "node_1", "node_2"][:started]
+    else:
+        with pytest.raises(NodeError, match=r"uses 2 providers: .*; it leaves out node_2"):
+            planned_nodes(run, count)
+
+
 def test_other_files_alone_are_no_plan(folder):
     nodes = folder / "node_data" / "nodes"
     for number in range(2):

@@ -8,7 +8,6 @@ Only the plan needs transformers; providers have their stages from node_data/.
 """
 
 import argparse
-import math
 import os
 from collections.abc import Callable
 from typing import Any
@@ -110,7 +109,6 @@ def plan(options: argparse.Namespace) -> None:
         example_kwargs={name: batch[name] for name in INPUTS},
         # One cluster of everybody, even if fewer would be faster: the point is to see all work.
         max_clusters=1,
-        idle_gain=math.inf,
     )
 
 

@@ -6,7 +6,6 @@ ravnest fuse                         one state_dict of the whole model
 """
 
 import argparse
-import math
 import os
 import pydoc_data.topics
 import sys
@@ -85,7 +84,7 @@ def write(trainer: Trainer, options: argparse.Namespace) -> str:
 def plan(options: argparse.Namespace) -> None:
     sample = next(iter(make_loaders(options)[0]))[0]
     # One cluster of everybody, even if fewer would be faster: the point is to see them all work.
-    clusterize(make_model(options), example_args=(sample,), max_clusters=1, idle_gain=math.inf)
+    clusterize(make_model(options), example_args=(sample,), max_clusters=1)
 
 
 def provide(options: argparse.Namespace) -> None:

@@ -7,7 +7,6 @@ python train.py --score              fuse each cluster, compare them, test in pl
 
 import argparse
 import logging
-import math
 import os
 import sys
 from typing import Any
@@ -56,7 +55,7 @@ def criterion(outputs: Tensor, batch: Any) -> Tensor:
 def plan(options: argparse.Namespace) -> None:
     sample = next(iter(make_loaders(options)[0]))[0]
     # Everybody is used, even if fewer would be faster: the point is to see them all work.
-    clusterize(make_model(options), example_args=(sample,), max_clusters=2, idle_gain=math.inf)
+    clusterize(make_model(options), example_args=(sample,), max_clusters=2)
 
 
 def provide(options: argparse.Namespace) -> None:

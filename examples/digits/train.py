@@ -6,7 +6,6 @@ python train.py --score              fuse the stages and test the model in plain
 """
 
 import argparse
-import math
 import os
 import sys
 from typing import Any
@@ -89,7 +88,7 @@ def criterion(outputs: Tensor, batch: Any) -> Tensor:
 def plan(options: argparse.Namespace) -> None:
     sample = next(iter(make_loaders(options)[0]))[0]
     # One cluster of everybody, even if fewer would be faster: the point is to see them all work.
-    clusterize(make_model(options), example_args=(sample,), max_clusters=1, idle_gain=math.inf)
+    clusterize(make_model(options), example_args=(sample,), max_clusters=1)
 
 
 def provide(options: argparse.Namespace) -> None:

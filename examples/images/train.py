@@ -9,7 +9,6 @@ images are made up. Only the plan needs torchvision; providers have their stages
 """
 
 import argparse
-import math
 import os
 import sys
 from pathlib import Path
@@ -91,7 +90,6 @@ def plan(options: argparse.Namespace) -> None:
         example_args=(sample,),
         # One cluster of everybody, even if fewer would be faster: the point is to see all work.
         max_clusters=1,
-        idle_gain=math.inf,
     )
 
 

@@ -9,7 +9,6 @@ place what comes next. Only the answers in the second half count.
 """
 
 import argparse
-import math
 import os
 import sys
 from typing import Any
@@ -96,7 +95,7 @@ def sorted_right(outputs: Tensor, batch: Any) -> tuple[float, int]:
 def plan(options: argparse.Namespace) -> None:
     sample = next(iter(make_loaders(options)[0]))[0]
     # One cluster of everybody, even if fewer would be faster: the point is to see them all work.
-    clusterize(make_model(options), example_args=(sample,), max_clusters=1, idle_gain=math.inf)
+    clusterize(make_model(options), example_args=(sample,), max_clusters=1)
 
 
 def provide(options: argparse.Namespace) -> None:

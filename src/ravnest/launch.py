@@ -42,8 +42,8 @@ Events = queue.SimpleQueue[tuple[str, int] | SystemExit]
 
 
 def planned_nodes(run: RunDir, count: int | None = None) -> dict[str, int]:
-    """Names of the providers that the plan uses, and their clusters; `NodeError` if there are not
-    `count` of them."""
+    """Names of the providers that the plan uses, and their clusters. `count` may be their number,
+    or that of the whole pool; `NodeError` if it is neither."""
     run.settle()
     documents = {
         int(match[1]): path
@@ -51,20 +51,19 @@ def planned_nodes(run: RunDir, count: int | None = None) -> dict[str, int]:
         if (match := _DOCUMENT.fullmatch(path.name))
     }
     contents = {path.stem: json.loads(path.read_bytes()) for _, path in sorted(documents.items())}
-    names = {
-        name: int(content.get("rank", 0))
-        for name, content in contents.items()
-        if content.get("node_type") != "Idle"
-    }
-    if not names:
+    clusters = {name: int(content.get("rank", 0)) for name, content in contents.items()}
+    idle = [name for name, content in contents.items() if content.get("node_type") == "Idle"]
+    used = [name for name in clusters if name not in idle]
+    if not used:
         raise NodeError(f"there is no plan in {run.root}; run clusterize first")
-    if count is not None and count != len(names):
-        raise NodeError(
-            f"--nodes is {count}, but the plan in {run.root} uses {len(names)} providers: "
-            f"{', '.join(names)}. The others of the pool, if any, would slow it down; to use them "
-            "all the same, plan with clusterize(…, idle_gain=math.inf)."
-        )
-    return names
+    if count is None or count == len(used):
+        return {name: clusters[name] for name in used}
+    if count == len(clusters):  # those that are left out say so and end
+        return clusters
+    raise NodeError(
+        f"--nodes is {count}, but the plan in {run.root} uses {len(used)} providers: "
+        f"{', '.join(used)}" + (f"; it leaves out {', '.join(idle)}" if idle else "")
+    )
 
 
 def launch(

@@ -184,6 +184,23 @@ def test_an_idle_provider_is_told_why(tmp_path):
     assert f"Idle: node_2 (10.0.0.2:8082): {node['reason']}" in planned.printed
 
 
+def test_more_providers_than_the_model_has_pieces(tmp_path):
+    """Everybody is used as far as the model can be cut; the script of the others ends well."""
+    planned = run_clusterize(seeded(Mlp, 2), (BATCH,), write_pool(tmp_path, 3), max_clusters=1)
+    (idle,) = planned.plan.idle
+    assert "the model can be cut into 2 stages at most" in idle.reason
+    program = f"from ravnest import Node; Node(name='node_{idle.provider.id}'); print('went on')"
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        env={**os.environ, "RAVNEST_NODE_DATA": str(planned.folder)},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    expected = f"node_{idle.provider.id} is idle, the plan does not use it: {idle.reason}\n"
+    assert (done.stdout, done.stderr) == (expected, "")
+
+
 # ---- print ------------------------------------------------------------------------------------
 
 BLOCK = re.compile(

@@ -27,6 +27,34 @@ def test_a_cluster_size_that_cannot_be_had_is_noted(tmp_path, layers, pool, want
     assert f"Note: {warning}" in planned.printed
 
 
+class SmallCnn(nn.Sequential):
+    """As a first model is: two convolutions and two linear layers for images of 28x28."""
+
+    def __init__(self):
+        super().__init__(
+            nn.Conv2d(3, 16, 3), nn.ReLU(), nn.MaxPool2d(2),
+            nn.Conv2d(16, 32, 3), nn.ReLU(), nn.MaxPool2d(2),
+            nn.Flatten(), nn.Linear(800, 64), nn.ReLU(), nn.Linear(64, 10),
+        )  # fmt: skip
+
+
+DOCUMENTED = {"ram": 8, "bandwidth": 20, "gflops": 50}
+
+
+@pytest.mark.parametrize(("options", "used"), [({}, 3), ({"idle_gain": 1.5}, 2)])
+def test_a_pool_that_a_person_wrote_is_used_whole(tmp_path, options, used):
+    """Although the links of this one are slow, and two machines would be faster than three."""
+    folder = write_pool(tmp_path, *[DOCUMENTED] * 3)
+    planned = run_clusterize(seeded(SmallCnn), torch.rand(64, 3, 28, 28), folder, **options)
+    assert len(planned.plan.addresses) == used
+    advice = [note for note in planned.plan.warnings if "idle_gain=1.0 leaves out" in note]
+    assert len(advice) == (used == 3)
+    if advice:
+        assert "x as fast" in advice[0]
+        assert advice[0].startswith("without node_")
+        assert f"Note: {advice[0]}" in planned.printed
+
+
 @pytest.mark.parametrize("wanted", [1, 2, 3])
 def test_nothing_is_noted_where_the_wish_is_granted(tmp_path, wanted):
     folder = write_pool(tmp_path, 3)

@@ -267,12 +267,6 @@ def test_whole_models_are_advised_where_they_would_be_faster():
     assert "train the whole model: about 1.5 batches/s." in verdict(plan([cluster(0, *pair)]))
 
 
-def test_leaving_providers_out_is_advised_where_two_would_remain():
-    three = [stage(i, 3, provider(i), compute_s=4) for i in range(3)]
-    assert "idle_gain=1.0 leaves out" in verdict(plan([cluster(0, *three)]))
-    assert "idle_gain" not in verdict(plan([cluster(0, *three[:2])]))
-
-
 # ---- the documented blocks --------------------------------------------------------------------
 
 

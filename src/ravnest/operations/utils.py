@@ -1,6 +1,7 @@
 """`clusterize`: the documented way from a model and a pool to a plan on disk."""
 
 import logging
+import math
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -35,7 +36,7 @@ def clusterize(
     *,
     min_cluster_size: int = 2,
     max_clusters: int | None = None,
-    idle_gain: float = 1.5,
+    idle_gain: float = math.inf,
     optimizer: str | float | type = "adam",
     micro_batches: int | Literal["auto"] = "auto",
     seed: int = 0,
@@ -54,7 +55,8 @@ def clusterize(
         min_cluster_size: fewest providers in a cluster; 1 lets one provider hold the whole model.
         max_clusters: most clusters to form; as many as useful if not given.
         idle_gain: leave a provider out only if the run is predicted to be this many times faster
-            without it. 1.0 seeks speed alone; `math.inf` uses everybody whatever it costs.
+            without it. By default everybody who can be used is used, and a note says what it would
+            gain to leave somebody out; 1.0 seeks speed alone.
         optimizer: how much memory its state takes: "sgd", "momentum", "adam", "adamw",
             "muon", one of torch's classes of these names, or a number of bytes per byte of weights.
         micro_batches: parts into which the pipeline divides each batch; still one update per batch.

@@ -26,7 +26,12 @@ from ravnest.plan import (
 )
 from ravnest.planning.averaging import plan_rings
 from ravnest.planning.costing.costs import CutCosts, TrainingMemory
-from ravnest.planning.notes import layout_notes, pool_notes, recompute_notes
+from ravnest.planning.notes import (
+    layout_notes,
+    leaving_out_notes,
+    pool_notes,
+    recompute_notes,
+)
 from ravnest.planning.search.clusters import ClusterLayout, PlanOptions, form_clusters
 from ravnest.planning.search.links import measured_mbps, speed_mbps
 from ravnest.planning.search.partition import recomputes
@@ -54,6 +59,7 @@ def make_plan(study: Study, pool: Sequence[ProviderSpec], options: PlanOptions) 
             *study.warnings,
             *pool_notes(pool),
             *layout_notes(layout, study.costs, pool, options),
+            *leaving_out_notes(layout, study.costs, pool, options),
             *recompute_notes(clusters),
         ),
     )

@@ -174,8 +174,6 @@ def _advice(plan: Plan, able: list[ProviderSpec], whole_copies: float, fits: boo
         )
     else:
         lines.append("Computing is the limit: faster providers, or fewer slow ones, would help.")
-    if sum(len(cluster.stages) for cluster in plan.clusters) > 2:
-        lines.append("idle_gain=1.0 leaves out every provider that slows the others down.")
     split = any(len(cluster.stages) > 1 for cluster in plan.clusters)
     if split and whole_copies > 1.05 * plan.steps_per_s:
         who = "the provider" if len(able) == 1 else f"the {len(able):,} providers"

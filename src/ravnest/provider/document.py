@@ -79,6 +79,7 @@ class NodeDocument(msgspec.Struct, frozen=True):
 
 
 def read_document(run: RunDir, name: str) -> NodeDocument:
+    """`SystemExit` with code 0 if the plan leaves this provider out."""
     if not name:
         raise NodeError("a provider needs a name: Node(name='node_0'), or RAVNEST_NODE=node_0")
     kind, _, number = name.rpartition("_")
@@ -97,5 +98,7 @@ def read_document(run: RunDir, name: str) -> NodeDocument:
     except NOT_UNDERSTOOD as error:
         raise NodeError(f"{path} cannot be understood: {error}") from error
     if document.node_type == "Idle":
-        raise NodeError(f"the plan does not use {name}: {document.reason}")
+        # Its script has nothing to do, which is no fault of anybody's.
+        print(f"{name} is idle, the plan does not use it: {document.reason}", flush=True)
+        raise SystemExit(0)
     return document
