@@ -28,7 +28,7 @@ def stage_seconds(
     table = np.full((points, points), np.inf)
     memory = costs.memory_at(..., 0, distance, training)
     frugal = costs.memory_at(..., 0, distance, training, recompute=True)
-    trained = costs.trainable_operators
+    trained = costs.parameter_operators
     for p in range(points):
         for q in range(p + 1, points):
             if trained[-1] > 0 and trained[q] == trained[p]:

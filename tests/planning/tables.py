@@ -122,7 +122,7 @@ def cut_costs(
         updating_bytes=np.zeros_like(trainable)[block],
         averaged_bytes=distinct_bytes(owned if averaged else (), n)[block],
         tied_bytes=shared_bytes(model.weights, n)[block],
-        trainable_operators=prefix(trained).astype(np.int64)[at],
+        parameter_operators=prefix(trained).astype(np.int64)[at],
     )
 
 

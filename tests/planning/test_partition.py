@@ -66,8 +66,8 @@ def assert_sound(costs, providers, cut, training=TRAINING):
     slowest = 0.0
     for stage, (who, (p, q)) in enumerate(zip(providers, pairwise(cut.points), strict=True)):
         assert p < q
-        if costs.trainable_operators[-1] > 0:
-            assert costs.trainable_operators[q] > costs.trainable_operators[p]
+        if costs.parameter_operators[-1] > 0:
+            assert costs.parameter_operators[q] > costs.parameter_operators[p]
         again = needs_recomputing(costs, p, q, stage, stages, who, training)
         link = max(costs.sent_bytes(p, q), costs.received_bytes(p, q)) if stages > 1 else 0.0
         compute_s = costs.compute_seconds(p, q, who.gflops, recompute=again)
@@ -241,7 +241,7 @@ def test_coarse_tables_are_the_full_ones_at_fewer_points(seed, operators, limit)
     assert points[-1] == costs.cut_points - 1
     assert (np.diff(points) > 0).all()
     assert coarse.costs.weight_bytes[1, 2] == costs.weight_bytes[points[1], points[2]]
-    assert (coarse.costs.trainable_operators == costs.trainable_operators[points]).all()
+    assert (coarse.costs.parameter_operators == costs.parameter_operators[points]).all()
 
 
 def test_a_small_table_is_its_own_coarse_table():
@@ -313,5 +313,5 @@ def test_weights_shared_by_distant_operators_count_once_in_a_stage():
     assert costs.tied_bytes[0, 4] == 0
     assert costs.forward_bytes.tolist() == [0, 8, 8, 0, 0]
     assert costs.working_bytes[0, 3] == 5
-    assert costs.trainable_operators.tolist() == [0, 1, 2, 2, 3]
+    assert costs.parameter_operators.tolist() == [0, 1, 2, 2, 3]
     assert whole_model_bytes(costs) == 117 + 110 * 3 + 8 + 5

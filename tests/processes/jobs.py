@@ -69,7 +69,25 @@ class UNet(nn.Module):
         return self.out(x).mean((2, 3))
 
 
-MODELS = {"cnn": Cnn, "transformer": TiedTransformer, "unet": UNet}
+class FrozenBackbone(nn.Module):
+    """Nothing is trained before the last of the layers, where a new head sits."""
+
+    def __init__(self):
+        super().__init__()
+        self.backbone = nn.Sequential(
+            nn.Conv2d(1, 6, 3, padding=1), nn.ReLU(),
+            nn.Conv2d(6, 8, 3, padding=1), nn.ReLU(),
+            nn.MaxPool2d(2),
+            nn.Conv2d(8, 8, 3, padding=1), nn.ReLU(),
+        )  # fmt: skip
+        self.backbone.requires_grad_(False)
+        self.head = nn.Linear(128, 10)
+
+    def forward(self, images):
+        return self.head(self.backbone(images).flatten(1))
+
+
+MODELS = {"frozen": FrozenBackbone, "cnn": Cnn, "transformer": TiedTransformer, "unet": UNet}
 OPTIMIZERS = {
     "plain": (torch.optim.SGD, {"lr": 0.05}),
     "sgd": (torch.optim.SGD, {"lr": 0.05, "momentum": 0.9}),
@@ -136,7 +154,8 @@ def train_alone(job):
 
     def step(batches):
         for parameter in model.parameters():
-            parameter.grad /= batches
+            if parameter.requires_grad:
+                parameter.grad /= batches
         if "clip_grad_norm" in options:
             nn.utils.clip_grad_norm_(model.parameters(), options["clip_grad_norm"])
         optimizer.step()

@@ -31,8 +31,9 @@ def assert_equal(one, other):
     [
         (5, 2, {"model": "transformer", "optimizer": "adamw", "reduce_factor": 3}),
         (3, 3, {"model": "cnn", "optimizer": "sgd", "transport": "tcp"}),
+        (5, 2, {"model": "frozen", "optimizer": "adamw", "reduce_factor": 3}),
     ],
-    ids=["5 in 2, gRPC", "3 in 3, TCP"],
+    ids=["5 in 2, gRPC", "3 in 3, TCP", "5 in 2, some with nothing to train"],
 )
 def test_whichever_cluster_is_chosen_the_model_is_the_same(
     tmp_path, monkeypatch, providers, clusters, job

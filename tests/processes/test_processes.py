@@ -41,6 +41,7 @@ JOBS = {
     "cnn on 1": (1, {"model": "cnn", "optimizer": "sgd"}),
     "cnn on 2, plain TCP": (2, {"model": "cnn", "optimizer": "sgd", "transport": "tcp"}),
     "cnn on 3": (3, {"model": "cnn", "optimizer": "sgd", "update_frequency": 2}),
+    "a trained head on 3": (3, {"model": "frozen", "optimizer": "adamw", "update_frequency": 2}),
     "transformer on 2": (2, {"model": "transformer", "optimizer": "sgd", "extras": True}),
     "transformer on 5": (
         5,

@@ -121,6 +121,44 @@ def test_a_synchronous_pipeline_is_one_machine(tmp_path, update, stages, parts, 
     assert losses == pytest.approx(expected, abs=1e-5)
 
 
+@pytest.mark.parametrize("schedule", ["sync", "async"])
+@pytest.mark.parametrize("recompute", [False, True])
+def test_stages_may_have_nothing_to_train(tmp_path, schedule, recompute):
+    """Before the first layer that is trained and behind the last one; with clipping."""
+    torch.manual_seed(0)
+    model = nn.Sequential(*(nn.Linear(5, 5) for _ in range(5)))
+    for layer in (0, 1, 4):
+        model[layer].requires_grad_(False)
+    reference = copy.deepcopy(model)
+    batches = [torch.randn(6, 5) for _ in range(7)]
+    criterion = lambda outputs, batch: (outputs - batch.sin()).square().mean()  # noqa: E731
+    options = {"schedule": schedule, "recompute": recompute}
+    settings = settings_for(batches, criterion, ADAMW, **options)
+    cuts = [1, 2, 3, 4]
+    with pipeline(model, (batches[0],), tmp_path, settings, cuts=cuts, parts=2) as cluster:
+        for stage, package in enumerate(cluster.packages):
+            asks = [wire.grad for wire in package.graph.train.receives]
+            assert asks == ([] if stage == 0 else [stage > 2])
+        for batch in batches:
+            cluster.train(batch)
+            if schedule == "async":
+                cluster.order("flush")
+        cluster.order("epoch")
+        state = cluster.state()
+    optimizer = ADAMW.optimizer(reference.parameters(), **ADAMW.optimizer_params)
+    scheduler = ADAMW.lr_scheduler(optimizer, **ADAMW.lr_scheduler_params)
+    for batch in batches:
+        optimizer.zero_grad()
+        criterion(reference(batch), batch).backward()
+        nn.utils.clip_grad_norm_(reference.parameters(), ADAMW.clip_norm)
+        optimizer.step()
+        scheduler.step()
+    moved = [not torch.equal(state[n], v) for n, v in model.named_parameters()]
+    assert moved == [False] * 4 + [True] * 4 + [False] * 2
+    if schedule == "sync":
+        assert difference(state, reference) < 1e-5
+
+
 def test_a_tied_embedding_with_sparse_gradients_is_one_machine(tmp_path):
     """The owner's own gradient is sparse; what the copy sends is dense, or was made so."""
     torch.manual_seed(0)

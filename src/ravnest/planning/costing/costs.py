@@ -121,8 +121,8 @@ class CutCosts:
     """averaged_bytes[p, q]: tensors that training changes and that are at home in p … q."""
     tied_bytes: Floats
     """tied_bytes[p, q]: trainable bytes this stage shares with others, exchanged every update."""
-    trainable_operators: Ints
-    """trainable_operators[p]: operators before p that use a trainable parameter (a prefix sum)."""
+    parameter_operators: Ints
+    """parameter_operators[p]: operators before p that use a parameter (a prefix sum)."""
 
     @property
     def cut_points(self) -> int:

@@ -64,8 +64,8 @@ def build_tables(
         updating_bytes=_largest(_update_bytes(program), unit, len(operators)),
         averaged_bytes=table.sum(averaged),
         tied_bytes=table.sum_shared(trainable),
-        trainable_operators=_prefix(
-            [any(program.held[name].trainable for name in op.held()) for op in program.ops]
+        parameter_operators=_prefix(
+            [any(program.held[n].kind == "parameter" for n in op.held()) for op in program.ops]
         )[operators].astype(np.int64),
     )
 

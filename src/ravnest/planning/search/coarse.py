@@ -79,7 +79,7 @@ def _restrict(costs: CutCosts, points: Ints) -> CoarseCosts:
             updating_bytes=costs.updating_bytes[block],
             averaged_bytes=costs.averaged_bytes[block],
             tied_bytes=costs.tied_bytes[block],
-            trainable_operators=costs.trainable_operators[points],
+            parameter_operators=costs.parameter_operators[points],
         ),
         points,
     )

@@ -62,8 +62,8 @@ class Cut:
 
 def most_stages(costs: CutCosts) -> int:
     """The longest pipeline this model can be cut into."""
-    trained = costs.trainable_operators
-    return len(np.unique(trained)) - 1 if trained[-1] > 0 else costs.cut_points - 1
+    holding = costs.parameter_operators
+    return len(np.unique(holding)) - 1 if holding[-1] > 0 else costs.cut_points - 1
 
 
 def recomputes(
@@ -235,9 +235,9 @@ class StageTables:
 
 
 def _allowed(costs: CutCosts, rows: slice, columns: slice) -> Bools:
-    """Pairs p < q between which there is something to train, if the model trains at all."""
-    trained = costs.trainable_operators
-    order = trained if trained[-1] > 0 else np.arange(costs.cut_points)
+    """Pairs p < q between which a parameter is used, frozen or not, if the model has any."""
+    holding = costs.parameter_operators
+    order = holding if holding[-1] > 0 else np.arange(costs.cut_points)
     allowed: Bools = order[columns] > order[rows][:, None]
     return allowed
 

@@ -43,12 +43,12 @@ def smallest_stage_bytes(costs: CutCosts, training: TrainingMemory) -> float:
 
 
 def _shortest_stages(costs: CutCosts) -> tuple[Ints, Ints]:
-    """From each cut point to the next one that leaves something to train in between."""
-    trained = costs.trainable_operators
-    if trained[-1] == 0:
-        trained = np.arange(costs.cut_points)
-    starts = np.flatnonzero(trained < trained[-1])
-    return starts, np.searchsorted(trained, trained[starts], side="right")
+    """From each cut point to the next one that leaves a parameter in between."""
+    holding = costs.parameter_operators
+    if holding[-1] == 0:
+        holding = np.arange(costs.cut_points)
+    starts = np.flatnonzero(holding < holding[-1])
+    return starts, np.searchsorted(holding, holding[starts], side="right")
 
 
 def too_small(
