@@ -10,7 +10,6 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from zoo_models import huggingface as hf
 from zoo_models.entry import Inputs, ZooEntry, floats, inputs, integers
 
 _GUARD = "Could not guard on data-dependent expression"
@@ -93,20 +92,5 @@ REFUSED: tuple[tuple[ZooEntry, str], ...] = (
         ZooEntry("packed_sequence", PackedSequence, _ragged),
         "packing sorts and cuts by the lengths' values; mask the padded output instead: "
         "zeros(): argument 'size' failed to unpack the object at pos 2",
-    ),
-    (
-        hf.entry(
-            "mixtral_eager",
-            hf.model(
-                "MixtralForCausalLM",
-                "MixtralConfig",
-                num_local_experts=4,
-                experts_implementation="eager",
-                **hf.GROUPED_DECODER,
-            ),
-            hf.WORDS,
-        ),
-        "loops over the experts that were hit; set experts_implementation='batched_mm': "
-        f"{_GUARD} Eq(u0, 0)",
     ),
 )

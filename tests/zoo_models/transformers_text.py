@@ -110,7 +110,18 @@ _DECODERS: tuple[ZooEntry, ...] = (
             "MixtralForCausalLM",
             "MixtralConfig",
             num_local_experts=4,
-            experts_implementation="batched_mm",
+            **hf.GROUPED_DECODER,
+        ),
+        hf.WORDS,
+    ),
+    hf.entry(
+        "gpt_oss",  # its experts have biases, weights the other way round, a gate of their own
+        hf.model(
+            "GptOssForCausalLM",
+            "GptOssConfig",
+            num_local_experts=4,
+            num_experts_per_tok=2,
+            experts_implementation="eager",
             **hf.GROUPED_DECODER,
         ),
         hf.WORDS,

@@ -34,6 +34,7 @@ from ravnest.planning.capture.borrowing import (
 )
 from ravnest.planning.capture.call import Call
 from ravnest.planning.capture.decisions import decided
+from ravnest.planning.capture.experts import experts_written_out
 from ravnest.planning.capture.hooks import refuse_backward_hooks
 from ravnest.planning.capture.lowering import lower
 from ravnest.planning.capture.program import Program, is_open
@@ -137,7 +138,7 @@ def _export(
     for dimension in (Dim.AUTO, None):
         shapes = [{0: dimension} if dimension and call.is_batched(x) else None for x in call.leaves]
         try:
-            with _refuse_frozen_behaviour(mode), _quiet():
+            with _refuse_frozen_behaviour(mode), experts_written_out(), _quiet():
                 exported = torch.export.export(
                     flat, call.leaves, dynamic_shapes=(tuple(shapes),), strict=False
                 )
