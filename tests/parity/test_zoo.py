@@ -38,7 +38,7 @@ HANDED_OVER = {
     "unet", "dilated_pyramid", "depthwise_separable", "lstm", "bidirectional_lstm", "cell_loop",
     "tiny_gpt", "tiny_gpt_with_loss", "encoder_decoder", "shared_mask_attention", "rotary_grouped",
     "dict_output", "dataclass_output", "namedtuple_output", "nested_output", "nested_input",
-    "python_arguments", "variable_keywords", "pass_through", "unused_and_frozen",
+    "python_arguments", "variable_keywords", "pass_through", "unused_and_frozen", "own_backward",
     "frozen_batch_norm", "pinned_batch_norm", "no_grad_region", "autocast_region",
     "moving_averages", "parametrised", "spectrally_normed", "checkpointed", "vae",
     "message_passing", "spatial_transformer", "fourier_mixer", "in_place_writes",

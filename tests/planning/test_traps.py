@@ -17,7 +17,7 @@ from pools import run_clusterize, write_pool
 from torch import Tensor, nn
 from traps import (
     Apply,
-    Negative,
+    Doubling,
     TwoWays,
     assert_equal_in_stages,
     chain_of,
@@ -32,12 +32,12 @@ from ravnest.stage.operators import allow_operator
 
 
 def test_hand_written_backward_is_refused_not_lost() -> None:
-    with pytest.raises(CaptureError, match=r"Negative.*custom_op"):
-        study(chain_of(Apply(Negative.apply)), (torch.randn(4, 6),))
+    with pytest.raises(CaptureError, match=r"Doubling.*custom_op"):
+        study(chain_of(Apply(Doubling.apply)), (torch.randn(4, 6),))
 
 
 def test_hand_written_backward_is_kept_when_cut_at_module_boundaries(tmp_path: Path) -> None:
-    model = nn.Sequential(nn.Linear(6, 6), Apply(Negative.apply), nn.Linear(6, 6), nn.Linear(6, 2))
+    model = nn.Sequential(nn.Linear(6, 6), Apply(Doubling.apply), nn.Linear(6, 6), nn.Linear(6, 2))
     studied = assert_equal_in_stages(model, tmp_path, stages=(2,))
     assert "module boundaries" in studied.warnings[0]
 

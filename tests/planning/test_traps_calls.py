@@ -14,7 +14,7 @@ import torch
 from harness import compare, even_cuts, load_stages
 from pools import run_clusterize, write_pool
 from torch import Tensor, nn
-from traps import Apply, Negative, TwoWays, assert_equal_in_stages, chain_of, linear_inputs, total
+from traps import Apply, Doubling, TwoWays, assert_equal_in_stages, chain_of, linear_inputs, total
 
 from ravnest.errors import CaptureError
 from ravnest.planning.selfcheck import SelfCheck
@@ -37,10 +37,10 @@ class Regions(nn.Module):
 
 @pytest.mark.parametrize("around", [torch.no_grad, torch.inference_mode])
 def test_planning_without_gradients_keeps_them(around: Any, tmp_path: Path) -> None:
-    model, unfit, folder = Regions(), chain_of(Apply(Negative.apply)), write_pool(tmp_path, 2)
+    model, unfit, folder = Regions(), chain_of(Apply(Doubling.apply)), write_pool(tmp_path, 2)
     with around():
         studied = study(model, (torch.randn(4, 6),))
-        with pytest.raises(CaptureError, match="Negative"):
+        with pytest.raises(CaptureError, match="Doubling"):
             study(unfit, (BATCH,))
         run_clusterize(model, (torch.randn(4, 6),), folder)
     pipeline = load_stages(studied, even_cuts(studied, 2), tmp_path / "stages")

@@ -1,7 +1,8 @@
 """Hand-written networks with state, special regions or unusual parameters.
 
 Buffers that change in forward, parameters that are frozen, unused or computed from others,
-regions under no_grad, autocast or activation checkpointing, noise drawn in forward.
+regions under no_grad, autocast or activation checkpointing, noise drawn in forward, functions
+with a backward of their own.
 """
 
 from __future__ import annotations
@@ -199,7 +200,43 @@ class VAE(nn.Module):
 
 _ROWS = inputs(floats(_WIDTH))
 
+
+class _Quantised(torch.autograd.Function):
+    """Rounds to a learned step; gradients pass where nothing was clipped."""
+
+    @staticmethod
+    def forward(ctx, x: Tensor, step: Tensor, most: int) -> Tensor:
+        ctx.save_for_backward(x, step)
+        ctx.most = most
+        return (x / step).round().clamp(-most, most) * step
+
+    @staticmethod
+    def backward(ctx, grad: Tensor) -> tuple[Tensor, Tensor, None]:
+        x, step = ctx.saved_tensors
+        scaled = x / step
+        inside = scaled.abs() <= ctx.most
+        error = torch.where(inside, scaled.round() - scaled, scaled.sign() * ctx.most)
+        return grad * inside, (grad * error).sum().reshape(1), None
+
+
+class OwnBackward(nn.Module):
+    """Activations and a weight that are quantised in training."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.ModuleList(nn.Linear(_WIDTH, _WIDTH) for _ in range(4))
+        self.steps = nn.ParameterList(torch.full((1,), 0.1) for _ in range(4))
+        self.head = nn.Linear(_WIDTH, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer, step in zip(self.body, self.steps, strict=True):
+            weight = _Quantised.apply(layer.weight, step, 7)
+            x = torch.tanh(_Quantised.apply(nn.functional.linear(x, weight, layer.bias), step, 15))
+        return self.head(x)
+
+
 ENTRIES = (
+    ZooEntry("own_backward", OwnBackward, _ROWS),
     ZooEntry("unused_and_frozen", UnusedAndFrozen, _ROWS),
     ZooEntry("frozen_batch_norm", FrozenBatchNorm, inputs(floats(3, 8, 8))),
     ZooEntry("pinned_batch_norm", PinnedBatchNorm, inputs(floats(3, 8, 8))),

@@ -127,6 +127,19 @@ _DECODERS: tuple[ZooEntry, ...] = (
         hf.WORDS,
     ),
     hf.entry(
+        "bloom",  # its activation has a backward of its own
+        hf.model(
+            "BloomForCausalLM",
+            "BloomConfig",
+            vocab_size=hf.VOCABULARY,
+            hidden_size=32,
+            n_layer=2,
+            n_head=4,
+            use_cache=False,
+        ),
+        hf.PADDED_WORDS,
+    ),
+    hf.entry(
         "mamba",
         hf.model(
             "MambaForCausalLM",

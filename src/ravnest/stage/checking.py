@@ -13,6 +13,7 @@ import torch
 
 from ravnest.errors import PackageError
 from ravnest.stage import structure
+from ravnest.stage.gradients import check_gradient, values_of
 from ravnest.stage.graph import (
     GRAPH_FORMAT,
     Context,
@@ -23,7 +24,7 @@ from ravnest.stage.graph import (
     TensorSpec,
     Wire,
 )
-from ravnest.stage.operators import DTYPES, MODULE_CALL, decode
+from ravnest.stage.operators import DTYPES, GRADIENT, MODULE_CALL, decode
 from ravnest.stage.signatures import check_call
 
 _CPU = torch.device("cpu")
@@ -186,12 +187,17 @@ def _check_operations(
 
     arguments = 0
     for operation in operations:
-        for argument in (*operation.args, *operation.kwargs.values()):
+        for argument in values_of(operation):
             decode(argument, _CPU, reference)
             arguments += _count_leaves(argument)
+        if operation.op == GRADIENT:
+            inner = check_gradient(operation, limits.constant_elements)
+            arguments += sum(1 + _count_leaves(argument) for argument in inner)
         _check_count("arguments", arguments, limits.arguments)
         if operation.op == MODULE_CALL:
             _check_module_call(operation)
+        elif operation.op == GRADIENT:
+            pass
         else:
             check_call(operation.op, operation.args, operation.kwargs, limits.constant_elements)
         if operation.context is not None and operation.context >= len(graph.contexts):

@@ -20,9 +20,17 @@ from torch import nn
 from ravnest.errors import PackageError, RavnestError
 from ravnest.stage.context import casts_kept, in_context
 from ravnest.stage.failures import failed_call
+from ravnest.stage.gradients import HandWritten, values_of
 from ravnest.stage.graph import Context, Mode, ModeGraph, Operation, StageGraph, TensorSpec
 from ravnest.stage.guarded import reads_whole_storage, with_own_storage
-from ravnest.stage.operators import DTYPES, MODULE_CALL, decode, dtype_name, resolve_call
+from ravnest.stage.operators import (
+    DTYPES,
+    GRADIENT,
+    MODULE_CALL,
+    decode,
+    dtype_name,
+    resolve_call,
+)
 from ravnest.stage.structure import result_values
 
 
@@ -240,7 +248,7 @@ class _Builder:
 
         for operation in self.mode.operations:
             if operation.op != MODULE_CALL:
-                for argument in (*operation.args, *operation.kwargs.values()):
+                for argument in values_of(operation):
                     decode(argument, self.stage.device, note)
         return sorted(used)
 
@@ -265,8 +273,13 @@ class _Builder:
         if any(not key.isidentifier() or keyword.iskeyword(key) for key in operation.kwargs):
             raise PackageError(f"operator {operation.op!r} has an unusable keyword")
         args = [self._decode(item) for item in operation.args]
-        kwargs = {key: self._decode(item) for key, item in operation.kwargs.items()}
-        function = resolve_call(operation.op, args, kwargs)
+        kwargs: dict[str, Any] = {}
+        function: Callable[..., Any]
+        if operation.op == GRADIENT:
+            function = HandWritten(operation.kwargs, self.stage.device)
+        else:
+            kwargs = {key: self._decode(item) for key, item in operation.kwargs.items()}
+            function = resolve_call(operation.op, args, kwargs)
         if operation.context is not None:
             context = self._context(operation.context)
             if context.cast_once not in (None, self.casts):

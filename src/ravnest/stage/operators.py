@@ -46,8 +46,16 @@ MODULE_CALL = "ravnest.module"
 """Not an operator: runs a module of the provider's own model, for models cut at module borders."""
 
 
+GRADIENT = "ravnest.gradient"
+"""Nor is this: gives results of operators a backward of its own (gradients.py)."""
+
+
 class ModuleTarget:
     """Marks what stands for such a module where an operator would stand."""
+
+
+class GradientTarget:
+    """Marks what stands for such a backward where an operator would stand."""
 
 
 DTYPES: dict[str, torch.dtype] = {
@@ -98,6 +106,8 @@ def operator_name(target: Any) -> str:
     """The name under which the loader will find this operator again."""
     if isinstance(target, ModuleTarget):
         return MODULE_CALL
+    if isinstance(target, GradientTarget):
+        return GRADIENT
     if isinstance(target, OpOverload):
         namespace, name = target._schema.name.split("::")
         return f"{namespace}.{name}.{target._overloadname}"

@@ -4,23 +4,20 @@ The model is called through a thin wrapper that takes and returns flat tensors, 
 input or output works, and that writes reassigned buffers back (`torch.export` records them on the
 outermost module only and loses all others silently).
 
-What capture would get wrong without an error is refused here: hand-written autograd functions,
-whose backward a graph does not contain, and Python-level randomness, which a graph freezes.
+What capture would get wrong without an error is refused here: Python-level randomness, which a
+graph freezes.
 """
 
 import contextlib
 import io
 import logging
 import random
-import sys
 import warnings
 from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import torch
-import torch._functorch.utils
-import torch.utils.checkpoint
 from torch import nn
 from torch.export import Dim, ExportedProgram
 
@@ -35,11 +32,12 @@ from ravnest.planning.capture.borrowing import (
 from ravnest.planning.capture.call import Call
 from ravnest.planning.capture.decisions import decided
 from ravnest.planning.capture.experts import experts_written_out
+from ravnest.planning.capture.functions import functions_followed
 from ravnest.planning.capture.hooks import refuse_backward_hooks
 from ravnest.planning.capture.lowering import lower
 from ravnest.planning.capture.program import Program, is_open
 from ravnest.planning.capture.rows import row_limits
-from ravnest.planning.capture.sources import describe_failure, user_frame
+from ravnest.planning.capture.sources import describe_failure
 from ravnest.planning.capture.state import (
     refuse_lost_state,
     refuse_other_kind,
@@ -48,12 +46,6 @@ from ravnest.planning.capture.state import (
 from ravnest.planning.capture.tensors import held_tensors
 from ravnest.stage import structure
 from ravnest.stage.graph import Mode
-
-_TRUSTED_FUNCTIONS = (
-    "torch._library",
-    "torch._functorch",
-    "torch._higher",
-)
 
 
 class _Seen:
@@ -138,7 +130,7 @@ def _export(
     for dimension in (Dim.AUTO, None):
         shapes = [{0: dimension} if dimension and call.is_batched(x) else None for x in call.leaves]
         try:
-            with _refuse_frozen_behaviour(mode), experts_written_out(), _quiet():
+            with _refuse_frozen_randomness(), _described(mode), _quiet():
                 exported = torch.export.export(
                     flat, call.leaves, dynamic_shapes=(tuple(shapes),), strict=False
                 )
@@ -149,6 +141,16 @@ def _export(
             failure = failure or error
     assert failure is not None
     raise describe_failure(model, call, failure) from failure
+
+
+@contextlib.contextmanager
+def _described(mode: Mode) -> Iterator[None]:
+    """What a capture cannot follow by itself, put in words that it understands."""
+    with (
+        experts_written_out(),
+        functions_followed() if mode == "train" else contextlib.nullcontext(),
+    ):
+        yield
 
 
 @contextlib.contextmanager
@@ -181,41 +183,11 @@ def _batch_is_open(exported: ExportedProgram, call: Call) -> bool:
 
 
 @contextlib.contextmanager
-def _refuse_frozen_behaviour(mode: Mode) -> Iterator[None]:
-    """Turn what capture would silently get wrong into an error."""
-    original = torch._functorch.utils.unwrap_dead_wrappers
-
-    def noticed(args: tuple[Any, ...]) -> tuple[Any, ...]:
-        cls = sys._getframe(1).f_locals.get("cls", torch.autograd.Function)
-        differentiable = any(isinstance(a, torch.Tensor) and a.requires_grad for a in args)
-        trusted = cls.__module__.startswith(_TRUSTED_FUNCTIONS)
-        if mode == "train" and differentiable and torch.is_grad_enabled() and not trusted:
-            if cls is torch.utils.checkpoint.CheckpointFunction:
-                raise CaptureError(
-                    f"the model uses reentrant activation checkpointing {user_frame()}, which a "
-                    "capture cannot follow; pass use_reentrant=False"
-                )
-            if cls.__name__ == "BackwardHookFunction":
-                raise CaptureError(
-                    f"a module of the model has a backward hook {user_frame()}. A captured graph "
-                    "would lose it; remove it (hook.remove()) before planning"
-                )
-            raise CaptureError(
-                f"the model calls the hand-written autograd function {cls.__qualname__} "
-                f"{user_frame()}. A captured graph would lose its backward and train on wrong "
-                "gradients. Register it as an operator instead: torch.library.custom_op with "
-                "register_autograd, and ravnest.stage.operators.allow_operator on every provider."
-            )
-        return original(args)
-
+def _refuse_frozen_randomness() -> Iterator[None]:
+    """Turn what capture would silently repeat for ever into an error."""
     before = np.random.get_state()
     python_state, numpy_state = random.getstate(), _numpy_state()
-    # Every Function.apply passes through here, also one that was bound before (`f = F.apply`).
-    torch._functorch.utils.unwrap_dead_wrappers = noticed
-    try:
-        yield
-    finally:
-        torch._functorch.utils.unwrap_dead_wrappers = original
+    yield
     if random.getstate() != python_state or _numpy_state() != numpy_state:
         random.setstate(python_state)
         np.random.set_state(before)

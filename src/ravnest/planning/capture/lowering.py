@@ -16,13 +16,14 @@ from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind, OutputKind
 
 from ravnest.errors import CaptureError
+from ravnest.planning.capture.functions import joined
 from ravnest.planning.capture.program import Held, HeldTensor, Op, Program, Value
 from ravnest.planning.capture.sources import TRANSFORMS_REMEDY, place_of
 from ravnest.planning.capture.unrolling import unroll_recurrent
 from ravnest.planning.capture.writes import is_mutating, written_at
 from ravnest.stage import structure
 from ravnest.stage.graph import Argument, Context
-from ravnest.stage.operators import dtype_name, is_allowed, operator_name
+from ravnest.stage.operators import GRADIENT, dtype_name, is_allowed, operator_name
 
 _DROPPED = {
     "aten::_assert_tensor_metadata",
@@ -53,7 +54,7 @@ def lower(
     outputs = flattener.run()
     outputs = [flattener.as_value(output) for output in outputs]
     _write_without_grad(flattener.ops)
-    ops = unroll_recurrent(flattener.ops, flattener.fresh)
+    ops = unroll_recurrent(joined(flattener.ops), flattener.fresh)
     ops = _drop_unused(ops, [value.number for value in outputs])
     ops = _move_buffer_writes(ops)
     _share_casts(ops)
@@ -326,6 +327,8 @@ def _is_buffer_copy(op: Op) -> bool:
 def _refuse_unknown_operators(program: Program) -> None:
     for op in program.ops:
         name = operator_name(op.target)
+        if name == GRADIENT:
+            continue  # joined() has looked at its operators
         if not is_allowed(name) and any(word in name for word in _OF_TRANSFORMS):
             raise CaptureError(
                 f"the model uses a transform of torch.func ({op.source or 'unknown line'}). "

@@ -6,6 +6,7 @@ from typing import Any
 from torch._ops import OpOverload
 
 from ravnest.planning.capture.program import Held, ModuleCall, Op, Value
+from ravnest.stage.gradients import HandWritten
 
 _WRITES_STATISTICS = {"aten::batch_norm": 5, "aten::instance_norm": 5}
 """Which argument says that running statistics are updated; their schemas do not admit it."""
@@ -55,7 +56,8 @@ def written_at(ops: Sequence[Op]) -> Iterator[tuple[Op, set[str]]]:
 def _shared(op: Op) -> Iterator[tuple[Any, bool]]:
     """Arguments whose memory the operator shows or, where true, changes."""
     if not isinstance(op.target, OpOverload):
-        for argument in op.args:  # picks one of several views
+        # Picks one of several views, or hands results on.
+        for argument in op.args[:1] if isinstance(op.target, HandWritten) else op.args:
             yield argument, False
         return
     for position, described in enumerate(op.target._schema.arguments):

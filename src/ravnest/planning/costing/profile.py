@@ -19,6 +19,7 @@ from ravnest.planning.costing.costs import REFERENCE_GFLOPS
 from ravnest.planning.costing.fixed import BACKWARD_CALLS, CALL_S
 from ravnest.planning.costing.probe import Arguments, Probe, run
 from ravnest.planning.cutting.analysis import example_bytes, size_hint
+from ravnest.stage.gradients import HandWritten
 from ravnest.stage.operators import operator_name
 
 REFERENCE_MEMORY_GB_PER_S = 10.0
@@ -177,7 +178,8 @@ def _signature(op: Op, program: Program, gradients: set[int]) -> Any:
 
     repeated = [list(op.references()).index(reference) for reference in op.references()]
     described = map_references([list(op.args), sorted(op.kwargs.items())], describe)
-    return (operator_name(op.target), repr(described), op.context, tuple(repeated))
+    own = id(op.target) if isinstance(op.target, HandWritten) else 0
+    return (operator_name(op.target), own, repr(described), op.context, tuple(repeated))
 
 
 def _probe_fake(op: Op, program: Program, gradients: set[int]) -> Probe:
@@ -223,6 +225,8 @@ def _price(op: Op, program: Program, probe: Probe, gradients: set[int]) -> OpCos
 
 def _calls(op: Op, gradients: set[int]) -> int:
     """Of torch, in forward and backward; views are called too, Python's own functions are not."""
+    if isinstance(op.target, HandWritten):
+        return 1 + len(op.target.backward["operations"])
     if getattr(op.target, "_schema", None) is None:
         return 0
     return 1 + (BACKWARD_CALLS if op.out in gradients else 0)
@@ -234,7 +238,7 @@ def _roofline(flops: float, moved: float) -> float:
 
 
 def _is_view(op: Op) -> bool:
-    if isinstance(op.target, ModuleCall):
+    if isinstance(op.target, ModuleCall | HandWritten):
         return False
     schema = getattr(op.target, "_schema", None)
     if schema is None:

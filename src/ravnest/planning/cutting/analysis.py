@@ -18,6 +18,7 @@ from torch._ops import OpOverload
 
 from ravnest.planning.capture.program import Held, ModuleCall, Op, Program, Value
 from ravnest.planning.capture.writes import is_mutating, written_names
+from ravnest.stage.gradients import HandWritten
 
 _MAY_RETURN_ITS_INPUT = {
     "aten::dropout", "aten::feature_dropout", "aten::alpha_dropout", "aten::feature_alpha_dropout",
@@ -163,6 +164,8 @@ def _shared_arguments(op: Op, *, certain: bool) -> list[tuple[Any, bool]]:
     if isinstance(op.target, ModuleCall):
         shares = op.target.shares_input or op.target.writes_input
         return [(op.args[0], op.target.writes_input)] if shares else []
+    if isinstance(op.target, HandWritten):
+        return [(op.args[0], False)]
     if not isinstance(op.target, OpOverload):
         return []
     schema = op.target._schema

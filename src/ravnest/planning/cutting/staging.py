@@ -15,6 +15,7 @@ import torch
 
 from ravnest.planning.capture.program import Held, HeldTensor, Op, Program, Value, is_open
 from ravnest.planning.cutting.analysis import Facts, size_hint
+from ravnest.stage.gradients import HandWritten
 from ravnest.stage.graph import (
     Context,
     ModeGraph,
@@ -209,11 +210,14 @@ class _Writer:
         )
 
     def _operation(self, op: Op) -> Operation:
+        kwargs = {key: encode(item, self._reference) for key, item in op.kwargs.items()}
+        if isinstance(op.target, HandWritten):
+            kwargs = dict(op.target.backward)
         return Operation(
             out=op.out,
             op=operator_name(op.target),
             args=tuple(encode_arguments(op.target, op.args, self._reference)),
-            kwargs={key: encode(item, self._reference) for key, item in op.kwargs.items()},
+            kwargs=kwargs,
             context=self._context(op.context),
         )
 

@@ -23,8 +23,9 @@ from ravnest.planning.capture.writes import written_at
 from ravnest.planning.handover.card import ModeOutline
 from ravnest.stage.arithmetic import ARITHMETIC, ARITHMETIC_NAMES
 from ravnest.stage.context import in_context
+from ravnest.stage.gradients import HandWritten
 from ravnest.stage.graph import Mode, Operation, StageGraph
-from ravnest.stage.operators import decode, tensor_operator
+from ravnest.stage.operators import GRADIENT, decode, tensor_operator
 
 _CPU = torch.device("cpu")
 _CALLED: dict[str, Callable[..., Any]] = {
@@ -70,11 +71,18 @@ def _op(graph: StageGraph, operation: Operation, path: str, region: int) -> Op:
         return Value(number) if tag == "v" else Held(graph.tensors[number].name)
 
     name = operation.op
+    target: Any = _CALLED.get(name) if name in ARITHMETIC else None
+    kwargs: dict[str, Any] = {}
+    if name == GRADIENT:
+        target = HandWritten(operation.kwargs, _CPU)
+    else:
+        target = target or tensor_operator(name)
+        kwargs = {key: decode(item, _CPU, reference) for key, item in operation.kwargs.items()}
     return Op(
         out=operation.out,
-        target=_CALLED[name] if name in ARITHMETIC else tensor_operator(name),
+        target=target,
         args=tuple(decode(item, _CPU, reference) for item in operation.args),
-        kwargs={key: decode(item, _CPU, reference) for key, item in operation.kwargs.items()},
+        kwargs=kwargs,
         example=None,
         context=None if operation.context is None else graph.contexts[operation.context],
         path=path,
