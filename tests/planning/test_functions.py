@@ -116,6 +116,37 @@ class Halves(Function):
         return torch.cat([first, second * 5], 1)
 
 
+class Cast(Function):
+    """Asks for the type that it has: the operator returns its argument itself."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        x = x.float()
+        result = (2 * x.float()).float()
+        ctx.save_for_backward(x, result.float())
+        return result
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        x, result = ctx.saved_tensors
+        return grad.float() * result.cos().float() * x.float()
+
+
+class Softmax(Function):
+    """Calls what torch itself calls in its backward."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        result = x.softmax(1)
+        ctx.save_for_backward(result)
+        return result
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        (result,) = ctx.saved_tensors
+        return 3 * torch._softmax_backward_data(grad, result, 1, grad.dtype)
+
+
 class Net(nn.Module):
     def __init__(self, middle: Any, frozen: bool = False) -> None:
         super().__init__()
@@ -155,6 +186,8 @@ CALLS = {
     "of parameters": lambda net, x: Affine.apply(x, net.layers[0].weight, net.layers[0].bias),
     "without one of them": lambda net, x: Affine.apply(x, net.layers[1].weight, None),
     "two results": lambda net, x: Sorted.apply(x)[0] + Sorted.apply(x)[1],
+    "casts that are none": lambda net, x: Cast.apply(x) + x,
+    "torch's backward": lambda net, x: Softmax.apply(x),
     "halves": lambda net, x: torch.cat(Halves.apply(x), 1),
     "half of it": lambda net, x: Halves.apply(x)[1].repeat(1, 2),
     "in another": lambda net, x: Reversed.apply(Gelu.apply(x), 2.0),

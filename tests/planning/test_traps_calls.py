@@ -57,6 +57,29 @@ def test_self_check_inside_no_grad_compares_gradients(tmp_path: Path) -> None:
     assert expected.gradients["first.weight"] is not None
 
 
+class DoesWithoutMask(nn.Module):
+    """As libraries do that spare a compiler something which their own code needs."""
+
+    def __init__(self, compiled_way: bool) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(6, 6), nn.Linear(6, 6)
+        self.compiled_way = compiled_way
+
+    def forward(self, x: Tensor) -> Tensor:
+        mask = None if torch.compiler.is_compiling() else torch.ones(x.shape[0], 6)
+        if self.compiled_way and (mask is None or mask.sum() == 0):
+            return self.last(self.first(x).tanh()) + x
+        return self.last(self.first(x).tanh() * mask[:, :6]) + x
+
+
+@pytest.mark.parametrize("compiled_way", [True, False])
+def test_a_model_that_does_something_else_for_a_compiler(
+    compiled_way: bool, tmp_path: Path
+) -> None:
+    """It is taken at its word first; where that fails, it is captured as it runs for its users."""
+    assert_equal_in_stages(DoesWithoutMask(compiled_way), tmp_path)
+
+
 def test_planning_inside_autocast_records_no_casts() -> None:
     with torch.autocast("cpu", torch.bfloat16):
         studied = study(chain_of(nn.ReLU()), (BATCH,))

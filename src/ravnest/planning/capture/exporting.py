@@ -10,11 +10,13 @@ graph freezes.
 
 import contextlib
 import io
+import itertools
 import logging
 import random
 import warnings
 from collections.abc import Iterator
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import torch
@@ -127,10 +129,12 @@ def _export(
 ) -> tuple[ExportedProgram, bool]:
     """Batch size left open if the model allows it, else fixed to the example's."""
     failure: Exception | None = None
-    for dimension in (Dim.AUTO, None):
+    # Libraries ask whether they are being compiled, and then do other things than they do for their
+    # users. Most of these make a capture easier; where they make it fail, it is not told.
+    for dimension, told in itertools.product((Dim.AUTO, None), (True, False)):
         shapes = [{0: dimension} if dimension and call.is_batched(x) else None for x in call.leaves]
         try:
-            with _refuse_frozen_randomness(), _described(mode), _quiet():
+            with _refuse_frozen_randomness(), _described(mode), _quiet(), _is_told(told):
                 exported = torch.export.export(
                     flat, call.leaves, dynamic_shapes=(tuple(shapes),), strict=False
                 )
@@ -141,6 +145,16 @@ def _export(
             failure = failure or error
     assert failure is not None
     raise describe_failure(model, call, failure) from failure
+
+
+@contextlib.contextmanager
+def _is_told(told: bool) -> Iterator[None]:
+    with contextlib.ExitStack() as stack:
+        for question in () if told else ("is_compiling", "is_exporting"):
+            if hasattr(torch.compiler, question):
+                answer = mock.patch.object(torch.compiler, question, return_value=False)
+                stack.enter_context(answer)
+        yield
 
 
 @contextlib.contextmanager

@@ -11,14 +11,16 @@ forward has kept, and numbers.
 """
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 from unittest import mock
 
 import torch
 import torch.utils.checkpoint
+from torch._decomp import decomposition_table
 from torch._ops import OpOverload
 from torch.autograd.function import _SingleLevelFunction
+from torch.overrides import TorchFunctionMode
 
 from ravnest.errors import CaptureError, PackageError
 from ravnest.planning.capture.program import Held, Op, Value
@@ -134,7 +136,10 @@ def _named(cls: type) -> str:
 def _followed(cls: Any, args: Sequence[Any]) -> Any:
     context = _Context(args)
     with torch.no_grad():
-        output = _forward(cls, context, args)
+        # Objects of its own: an operator that returns what it was given would have the recording
+        # take its result, which has no gradient, for the input from then on.
+        own = [arg.detach() if _is_trained(arg) else arg for arg in args]
+        output = _forward(cls, context, own)
         several = isinstance(output, tuple)
         outputs = list(output) if several else [output]
         at = [i for i, one in enumerate(outputs) if _has_gradient(one, context)]
@@ -191,12 +196,30 @@ def _is_tensor(value: Any) -> bool:
     return isinstance(value, torch.Tensor)
 
 
+class _InKnownOperators(TorchFunctionMode):
+    """Torch's own backwards, which a hand-written one may call, in the operators they stand for."""
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Iterable[type],
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        packet = getattr(torch.ops.aten, getattr(func, "__name__", ""), None)
+        overload = getattr(packet, "default", None)
+        if overload is not None and not is_allowed(operator_name(overload)):
+            func = decomposition_table.get(overload, func)
+        return func(*args, **(kwargs or {}))
+
+
 def _backward(cls: Any, context: _Context, gradients: Sequence[Any]) -> Sequence[Any]:
     backward: Callable[..., Any] = cls.backward
     if backward is torch.autograd.Function.backward:
         backward = cls.vjp
     try:
-        found = backward(context, *gradients)
+        with _InKnownOperators():
+            found = backward(context, *gradients)
     except CaptureError as error:
         raise _NotFollowedError(f"has a backward that is refused itself ({error})") from error
     return found if isinstance(found, tuple) else (found,)
@@ -215,21 +238,23 @@ def joined(ops: list[Op]) -> list[Op]:
     if not any(op.target is marks for op in ops):
         return ops
     result: list[Op] = []
-    place: dict[int, int] = {}
     for op in ops:
         if op.target is marks:
-            begin = min(place[value.number] for value in op.args[2])
+            begin = next(i for i, one in enumerate(result) if _is_mark(one.target))
             backward = result[begin:]
             del result[begin:]
             op = _with_backward(op, backward)
-        place[op.out] = len(result)
         result.append(op)
     return result
 
 
 def _with_backward(join: Op, backward: Sequence[Op]) -> Op:
-    results, inputs, stand_ins, found = join.args
-    local = {value: number for number, value in enumerate(stand_ins)}
+    # Results and stand-ins are not read off the join: where an operator returns what it was given,
+    # a recording knows the tensor by that operator from then on.
+    _, inputs, _, found = join.args
+    marks = [op for op in backward if _is_mark(op.target)]
+    results = [op.args[0] for op in marks]
+    local: dict[Value | Held, int] = {Value(op.out): at for at, op in enumerate(marks)}
     own = [op for op in _needed(backward, found) if not _is_mark(op.target)]
     made = {Value(op.out) for op in own}
     outside = [r for op in own for r in op.references()] + [f for f in found if f is not None]
