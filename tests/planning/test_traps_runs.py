@@ -232,6 +232,30 @@ class LateParameter(Net):
         return self.tail(self.first(x) * self.late)
 
 
+class GrowingTable(Net):
+    """Positions for as many columns as there are, made when they are first needed."""
+
+    def __init__(self, remembers: bool = False) -> None:
+        super().__init__()
+        self.remembers = remembers
+        self.register_buffer("table", torch.zeros(1, 1), persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.first(x)
+        if self.table.shape[-1] < h.shape[-1]:
+            table = torch.arange(h.shape[-1]).float().sin().unsqueeze(0)
+            self.table = table + h.detach().mean() if self.remembers else table
+        return self.tail(h + self.table)
+
+
+def test_a_table_that_grows_to_what_the_first_call_needs(tmp_path: Path) -> None:
+    model = GrowingTable()
+    planned(model, tmp_path)
+    assert model.table.shape == (1, 1)
+    with pytest.raises(CaptureError, match="answers differently when it has been called before"):
+        planned(GrowingTable(remembers=True), tmp_path)
+
+
 @pytest.mark.parametrize(
     ("model", "said"),
     [

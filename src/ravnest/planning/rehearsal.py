@@ -83,7 +83,9 @@ def _model_plays(study: Study, scene: Scene) -> Outcome:
     if loss.requires_grad:
         computed = torch.autograd.grad(loss, list(trained.values()), allow_unused=True)
         gradients = dict(zip(trained, computed, strict=True))
-    buffers = {name: buffer.clone() for name, buffer in model.named_buffers()}
+    remade = study.train.remade | study.evaluation.remade
+    kept = [(name, buffer) for name, buffer in model.named_buffers() if name not in remade]
+    buffers = {name: buffer.clone() for name, buffer in kept}
     _update([(trained[name], gradient) for name, gradient in gradients.items()])
     return Outcome(outputs, gradients, buffers)
 

@@ -41,8 +41,8 @@ from ravnest.planning.capture.program import Program, is_open
 from ravnest.planning.capture.rows import row_limits
 from ravnest.planning.capture.sources import describe_failure
 from ravnest.planning.capture.state import (
+    is_remade,
     refuse_lost_state,
-    refuse_other_kind,
     refuse_replaced_parameters,
 )
 from ravnest.planning.capture.tensors import held_tensors
@@ -55,6 +55,7 @@ class _Seen:
 
     result: structure.Structure
     changes: Changes
+    remade: list[tuple[nn.Module, str]]
 
 
 class _FlatModel(nn.Module):
@@ -76,6 +77,7 @@ class _FlatModel(nn.Module):
         ]
         parameters = dict(self.model.named_parameters(remove_duplicate=False))
         before = attribute_leaves(self.model)
+        self.seen.remade = []
         with decided():
             output = self.model(*args, **kwargs)
         self.seen.changes = changes(before, attribute_leaves(self.model))
@@ -94,9 +96,11 @@ class _FlatModel(nn.Module):
         for module, name, buffer, new in assigned:
             if new is None:
                 continue
-            refuse_other_kind(name, buffer, new)
-            buffer.copy_(new.detach())
             module._buffers[name] = buffer
+            if is_remade(module, name, buffer, new):
+                self.seen.remade.append((module, name))
+            else:
+                buffer.copy_(new.detach())
         return tensors
 
 
@@ -121,6 +125,8 @@ def capture(model: nn.Module, call: Call, mode: Mode) -> Program:
     refuse_lost_state(program, held, flat.seen.changes)
     program.rows = row_limits(exported, program, call)
     program.changed_attributes = flat.seen.changes.numbers
+    paths = {module: path for path, module in model.named_modules()}
+    program.remade = {f"{paths[owner]}.{name}".lstrip(".") for owner, name in flat.seen.remade}
     return program
 
 

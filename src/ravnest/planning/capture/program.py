@@ -127,6 +127,8 @@ class Program:
     """Fewest and most rows for which the model takes the captured way."""
     changed_attributes: list[str] = field(default_factory=list)
     """Plain Python attributes that the model sets in its forward, and that a graph freezes."""
+    remade: set[str] = field(default_factory=set)
+    """Buffers, by any of their names, that each call makes anew in another shape."""
     written: set[str] = field(default_factory=set)
     """Canonical names of tensors that the forward pass writes to."""
     wire_shapes: dict[int, tuple[int, ...]] = field(default_factory=dict)

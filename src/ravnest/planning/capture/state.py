@@ -38,14 +38,23 @@ def refuse_replaced_parameters(model: nn.Module, before: Mapping[str, nn.Paramet
         )
 
 
-def refuse_other_kind(name: str, buffer: torch.Tensor, new: torch.Tensor) -> None:
-    """A stage writes new values into a buffer; it cannot become a tensor of another kind."""
-    if buffer.shape != new.shape or buffer.dtype != new.dtype:
+def is_remade(module: nn.Module, name: str, buffer: torch.Tensor, new: torch.Tensor) -> bool:
+    """Whether the new value of a buffer is one that each call can make for itself.
+
+    A stage writes new values into a buffer, which cannot become a tensor of another kind. But a
+    table that is no part of the model's state (positions, frequencies), and that grows to what its
+    first call needs, is made by every call of a stage. Whether the model's later calls read more
+    from it than that, the comparison with the model shows.
+    """
+    if buffer.shape == new.shape and buffer.dtype == new.dtype:
+        return False
+    if name not in module._non_persistent_buffers_set:
         kinds = [f"{str(t.dtype).removeprefix('torch.')}{list(t.shape)}" for t in (buffer, new)]
         raise CaptureError(
             f"the model replaces its buffer {name!r}, which is {kinds[0]}, by {kinds[1]} while it "
             "runs. A buffer has to keep its type and shape: register it as it will be used."
         )
+    return True
 
 
 def refuse_lost_state(program: Program, held: Mapping[str, HeldTensor], changes: Changes) -> None:
