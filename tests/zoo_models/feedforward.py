@@ -162,6 +162,27 @@ class RoutedExperts(nn.Module):
         return self.head(x + mixed).unflatten(0, tokens.shape[:2])
 
 
+class SplitExperts(nn.Module):
+    """Tokens in the order of their experts, divided by numbers that the data make."""
+
+    def __init__(self, width: int = 16, experts: int = 3) -> None:
+        super().__init__()
+        self.stem = nn.Linear(12, width)
+        self.gate = nn.Linear(width, experts)
+        self.experts = nn.ModuleList(nn.Linear(width, width) for _ in range(experts))
+        self.head = nn.Linear(width, 3)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        x = torch.relu(self.stem(tokens.flatten(0, 1)))
+        weight, choice = self.gate(x).softmax(-1).max(dim=-1)
+        order = choice.argsort(stable=True)
+        counts = F.one_hot(choice, len(self.experts)).sum(0).tolist()
+        parts = x[order].split(counts)
+        mixed = torch.cat([e(part) for e, part in zip(self.experts, parts, strict=True)])
+        mixed = torch.zeros_like(x).index_add(0, order, mixed) * weight.unsqueeze(-1)
+        return self.head(x + mixed).unflatten(0, tokens.shape[:2])
+
+
 class BagOfWords(nn.Module):
     """``EmbeddingBag`` over a fixed number of words, beside a plain embedding."""
 
@@ -207,6 +228,7 @@ ENTRIES = (
     ZooEntry("shared_ends", SharedEnds, inputs(floats(16))),
     ZooEntry("dense_experts", DenseExperts, inputs(floats(12))),
     ZooEntry("top_two_experts", TopTwoExperts, inputs(floats(12))),
+    ZooEntry("split_experts", SplitExperts, inputs(floats(5, 12))),
     ZooEntry("routed_experts", RoutedExperts, inputs(floats(5, 12))),
     ZooEntry("bag_of_words", BagOfWords, inputs(integers(60, 9), integers(5))),
     ZooEntry(

@@ -11,7 +11,6 @@ graph freezes.
 import contextlib
 import io
 import itertools
-import logging
 import random
 import warnings
 from collections.abc import Iterator
@@ -45,6 +44,7 @@ from ravnest.planning.capture.state import (
     refuse_lost_state,
     refuse_replaced_parameters,
 )
+from ravnest.planning.capture.surroundings import log_silenced
 from ravnest.planning.capture.tensors import held_tensors
 from ravnest.stage import structure
 from ravnest.stage.graph import Mode
@@ -177,19 +177,14 @@ def _described(mode: Mode) -> Iterator[None]:
 def _quiet() -> Iterator[None]:
     """torch prints whole graphs when a capture fails; the user gets one clear error instead."""
     nowhere = io.StringIO()
-    log = logging.getLogger("torch")
-    level = log.level
-    log.setLevel(logging.CRITICAL)
-    try:
-        with (
-            warnings.catch_warnings(),
-            contextlib.redirect_stdout(nowhere),
-            contextlib.redirect_stderr(nowhere),
-        ):
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        log.setLevel(level)
+    with (
+        log_silenced(),
+        warnings.catch_warnings(),
+        contextlib.redirect_stdout(nowhere),
+        contextlib.redirect_stderr(nowhere),
+    ):
+        warnings.simplefilter("ignore")
+        yield
 
 
 def _batch_is_open(exported: ExportedProgram, call: Call) -> bool:

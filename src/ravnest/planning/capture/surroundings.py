@@ -6,6 +6,7 @@ autocast region it would record casts that training elsewhere does not make.
 """
 
 import contextlib
+import logging
 import warnings
 from collections.abc import Iterator
 
@@ -26,6 +27,18 @@ def as_in_training() -> Iterator[None]:
                 stack.enter_context(torch.autocast(device, enabled=False))
         stack.enter_context(_attention_written_out())
         yield
+
+
+@contextlib.contextmanager
+def log_silenced() -> Iterator[None]:
+    """torch logs each failure at length, also where there is another way."""
+    log = logging.getLogger("torch")
+    level = log.level
+    log.setLevel(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        log.setLevel(level)
 
 
 @contextlib.contextmanager

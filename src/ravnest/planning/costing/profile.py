@@ -15,6 +15,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from ravnest.planning.capture.program import Held, ModuleCall, Op, Program, Value, map_references
+from ravnest.planning.capture.surroundings import log_silenced
 from ravnest.planning.costing.costs import REFERENCE_GFLOPS
 from ravnest.planning.costing.fixed import BACKWARD_CALLS, CALL_S
 from ravnest.planning.costing.probe import Arguments, Probe, run
@@ -53,7 +54,8 @@ def profile(program: Program, *, gradients: set[int], foreign: bool = False) -> 
     """
     known: dict[Any, Probe] = {}
     costs = []
-    with FakeTensorMode(allow_non_fake_inputs=True, allow_fallback_kernels=not foreign):
+    fake = FakeTensorMode(allow_non_fake_inputs=True, allow_fallback_kernels=not foreign)
+    with fake, log_silenced():
         for op in program.ops:
             key = _signature(op, program, gradients)
             if key not in known:
