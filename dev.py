@@ -7,7 +7,8 @@ usage: python3 dev.py COMMAND [ARGS...]
   test             linter, formatter, types, then all tests
   test ARGS        only pytest, with these arguments: python3 dev.py test -k zoo
   bench [NAME...]  benchmarks/NAME/bench.py, or all of them
-  soak [NAME...]   long checks, or all of them: fuzzing for an hour, tests with all their cases
+  soak [NAME...]   long checks, or all of them: fuzzing for an hour, a sweep over the
+                   architectures of transformers and timm, tests with all their cases
   lint             linter, formatter and types only
   clean            remove the virtual environment this script made
 
@@ -50,7 +51,11 @@ EXTRAS = {
 COMMANDS = (*EXTRAS, "clean")
 
 # What Python is given for each long check; tests/soaking.py sees that it is one.
-SOAK = {"fuzzing": ["tests/stage/fuzzing.py"], "tests": ["-m", "pytest", "-n", "2"]}
+SOAK = {
+    "fuzzing": ["tests/stage/fuzzing.py"],
+    "sweep": ["tests/sweep.py"],
+    "tests": ["-m", "pytest", "-n", "2"],
+}
 
 
 class DevError(Exception):

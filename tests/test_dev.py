@@ -213,11 +213,11 @@ def test_lint_and_demo(dev, tmp_path):
 def test_long_checks_by_name_or_all(dev, machine, capsys):
     root = Path(dev.__file__).parent
     steps = dev.steps_of("soak", [], root, Path("py"))
-    assert list(steps) == ["fuzzing", "tests"]
-    assert (root / steps["fuzzing"][1]).is_file()
+    assert list(steps) == ["fuzzing", "sweep", "tests"]
+    assert all((root / steps[name][1]).is_file() for name in ("fuzzing", "sweep"))
     assert steps["tests"] == ["py", "-m", "pytest", "-n", "2"]
     assert dev.main(["soak", "fuzing"]) == 2
-    assert "no long check fuzing; there are: fuzzing, tests" in capsys.readouterr().err
+    assert "no long check fuzing; there are: fuzzing, sweep, tests" in capsys.readouterr().err
 
 
 def test_tests_know_that_they_are_a_long_check(dev, machine, monkeypatch):

@@ -34,7 +34,8 @@ ORIGINS = [line.split(" ", 1) for line in _LIST.splitlines()]
 
 NAMES = [name for name, entry in ZOO.items() if SOAK or not entry.heavy]
 HANDED_OVER = {
-    "mlp", "tied_autoencoder", "shared_ends", "routed_experts", "split_experts", "bag_of_words", "many_inputs",
+    "mlp", "tied_autoencoder", "shared_ends", "routed_experts", "split_experts",
+    "bag_of_words", "many_inputs",
     "unet", "dilated_pyramid", "depthwise_separable", "lstm", "bidirectional_lstm", "cell_loop",
     "tiny_gpt", "tiny_gpt_with_loss", "encoder_decoder", "shared_mask_attention", "rotary_grouped",
     "dict_output", "dataclass_output", "namedtuple_output", "nested_output", "nested_input",
