@@ -80,6 +80,41 @@ def test_a_model_that_does_something_else_for_a_compiler(
     assert_equal_in_stages(DoesWithoutMask(compiled_way), tmp_path)
 
 
+class AsksItsMask(nn.Module):
+    """A mask that hides nothing is not applied; where none was given it is made of ones."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(6, 6), nn.Linear(6, 6)
+
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        h = self.first(x)
+        if mask is None:
+            mask = torch.ones(x.shape[0], 6)
+        hides = mask < 1
+        mask.mul_(2)
+        if not hides.any().item() and (hides.sum(0) < 8).all():
+            return self.last(h.tanh()) + x
+        return self.last(h * mask) + x
+
+
+def test_questions_about_constants_have_an_answer(tmp_path: Path) -> None:
+    assert_equal_in_stages(AsksItsMask(), tmp_path)
+    with pytest.raises(CaptureError, match="depends on the values of a tensor"):
+        study(AsksItsMask(), (torch.randn(4, 6), torch.ones(4, 6)))
+
+
+class AsksTheRows(AsksItsMask):
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        h = self.first(x)
+        few = torch.ones(x.shape[0], 6).sum() < 60
+        return self.last(h.tanh() if few else h) + x
+
+
+def test_an_answer_that_follows_from_the_number_of_rows_fixes_it() -> None:
+    assert not study(AsksTheRows(), (torch.randn(4, 6),)).train.dynamic
+
+
 def test_planning_inside_autocast_records_no_casts() -> None:
     with torch.autocast("cpu", torch.bfloat16):
         studied = study(chain_of(nn.ReLU()), (BATCH,))

@@ -30,6 +30,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
 from ravnest.errors import CaptureError
+from ravnest.planning.capture.constants import QUESTIONS, Constants
 from ravnest.planning.capture.sources import user_frame
 
 _BELOW = {torch.Tensor.__lt__, torch.Tensor.lt, torch.lt, torch.less, torch.Tensor.less}
@@ -110,6 +111,7 @@ class DecidedDraws(TorchFunctionMode):
     def __init__(self) -> None:
         super().__init__()
         self._draws: list[torch.Tensor] = []
+        self._constants = Constants()
         self.autocast_began_with_gradients: list[bool] = []
 
     def __torch_function__(
@@ -136,7 +138,10 @@ class DecidedDraws(TorchFunctionMode):
             answer = self._decide(*args[:2]) if len(args) == 2 else None
             if answer is not None:
                 return answer if func in _BELOW else not answer
+        if func in QUESTIONS and (known := self._constants.answer(args[0], func)) is not None:
+            return known
         result = func(*args, **(kwargs or {}))
+        self._constants.note(func, args, kwargs or {}, result)
         if self._gradients_are_off_inside_autocast():
             return pytree.tree_map_only(torch.Tensor, _cut_off, result)
         if func is torch.rand and isinstance(result, torch.Tensor) and result.dim() == 0:
