@@ -5,6 +5,7 @@ A capture has no values to answer with, but these follow from the shapes alone: 
 for real, for several numbers of rows, and where all of these agree, that is the answer.
 """
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -13,6 +14,7 @@ import torch
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import _disable_current_modes
 
+_MOST_ELEMENTS = 1 << 22
 _ROWS = (1, 2, 3, 4, 5, 7, 8, 16, 33, 100)
 _DRAWS = (
     "rand",
@@ -92,6 +94,8 @@ class Constants:
                     return int(expression.subs(dict.fromkeys(expression.free_symbols, rows)))
                 return leaf
 
+            if math.prod(map(given, made.result.shape)) > _MOST_ELEMENTS:
+                raise _UnknownError
             args, kwargs = pytree.tree_map(given, (made.args, made.kwargs))
             done[id(tensor)] = made.func(*args, **kwargs)
         found: torch.Tensor = done[id(tensor)]
