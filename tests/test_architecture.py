@@ -74,6 +74,7 @@ DECIDING = {
     "ravnest.provider.schedule.window",
     "ravnest.provider.stall",
     "ravnest.provider.norms",
+    "ravnest.provider.scaling",
     "ravnest.provider.averaging.course",
     "ravnest.provider.averaging.instructions",
     "ravnest.provider.averaging.membership",

@@ -133,11 +133,33 @@ def test_a_plateau_is_seen_by_the_losses(per_epoch):
     )
     rates = []
     for update, loss in enumerate((3.0, 2.0, 2.0)):
-        updater.heard_loss(loss)
+        updater.heard_loss(update, loss)
         updater.apply(update + 1, update=update, batches=1, in_place=True)
         updater.epoch_ended()
         rates.append(updater.learning_rate)
     assert rates == pytest.approx([1.0, 1.0, 0.1])
+
+
+def test_stages_that_coalesce_differently_see_the_same_plateau():
+    """Of every update the mean loss of its own batches, whatever has been heard of since."""
+    settings = {"lr_scheduler": torch.optim.lr_scheduler.ReduceLROnPlateau}
+    settings |= {"lr_scheduler_params": {"patience": 0, "factor": 0.5}}
+    settings |= {"lr_step_on_epoch_change": False}
+    losses = [3.0, 2.0, 2.5, 1.0, 2.0, 0.5, 3.0, 4.0]
+    rates = []
+    for made in (range(8), (0, 2, 3, 7), (1, 4, 5, 6, 7)):
+        updater = updater_with(**settings)
+        heard, seen = 0, {}
+        for version, update in enumerate(made):
+            while heard <= min(update + 1, 7):  # one more than this update is of
+                updater.heard_loss(heard, losses[heard])
+                heard += 1
+            updater.apply(version + 1, update=update, batches=1, in_place=True)
+            seen[update] = updater.learning_rate
+        rates.append(seen)
+    for other in rates[1:]:
+        assert other.items() <= rates[0].items()
+    assert rates[0][7] < 1
 
 
 def test_training_without_an_optimizer_is_refused():

@@ -130,6 +130,21 @@ def test_gradients_are_coalesced_when_no_version_is_free():
     assert [item.batches for item in done if isinstance(item, Update)] == [1, 2]
 
 
+def test_the_first_updates_may_be_synchronous_in_any_schedule():
+    """Nothing is computed for the next one until this one is allowed and made."""
+    rules = Rules(is_last=False, waits_for_permission=True, synchronous_updates=1)
+    stage = StageSchedule(rules, limit=3)
+    for batch in range(3):
+        stage.handle(ready(batch))
+    assert names(drain(stage)) == "F0.0[0]"
+    stage.handle(BackwardReady(Key(0, 0)))
+    assert names(drain(stage)) == "B0.0"
+    stage.handle(UpdateAllowed(0))
+    assert names(drain(stage)) == "U→1 F1.0[1] F2.0[1]"
+    stage.handle(BackwardReady(Key(1, 0)))
+    assert names(drain(stage)) == "B1.0 U→2"
+
+
 def test_plain_stashing_updates_after_every_batch():
     schedule = StageSchedule(Rules(is_last=False, max_versions=99), limit=3)
     for batch in range(5):
@@ -240,6 +255,17 @@ def test_what_holds_in_every_pipeline(stages, batches, parts, per_update, kind, 
                     alive.add(version)
             most_alive = max(most_alive, len(alive))
         assert most_alive <= max(versions, 1)
+        closed = set()
+        for item in done:
+            if (
+                isinstance(item, Backward)
+                and ready(item.key.batch, item.key.part, parts, per_update).closes_update
+            ):
+                closed.add(item.key.batch // per_update)
+            if isinstance(item, Update):
+                assert item.update in closed, "it has the number of what is complete in it"
+        numbers = [item.update for item in done if isinstance(item, Update)]
+        assert numbers == sorted(set(numbers)), "no number is used twice"
         assert len(used) == batches * parts
         assert sum(isinstance(i, Backward) for i in done) == batches * parts
         assert plan.in_flight == 0

@@ -92,7 +92,9 @@ def ready(batch, *, update=None):
 
 
 def test_a_stage_knows_what_it_waits_for():
-    stage = plan.StageSchedule(plan.Rules(is_last=False, waits_for_permission=True), limit=1)
+    stage = plan.StageSchedule(
+        plan.Rules(is_last=False, schedule="sync", waits_for_permission=True), limit=1
+    )
     assert stage.awaits == "input"
     stage.handle(ready(0))
     assert isinstance(stage.next(), plan.Forward)

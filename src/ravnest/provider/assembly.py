@@ -67,9 +67,10 @@ def build_runner(
     versions = WeightVersions(stage)
     owned = [named[spec.name] for spec in graph.tensors if spec.owner and spec.name in named]
     clips = settings.update.clip_norm is not None
-    waits = clips and settings.schedule == "sync" and not graph.is_first
+    sums_up = clips or settings.precision.may_overflow
+    waits = sums_up if settings.schedule == "sync" else clips
     copies = copies_for(stage.device)
-    updater = Updater(versions, owned, settings.update, loss_scale=settings.precision.loss_scale)
+    updater = Updater(versions, owned, settings.update, scale_adapts=settings.precision.adapts)
     return StageRunner(
         passes=StagePasses(
             stage,
@@ -85,7 +86,8 @@ def build_runner(
                 is_last=graph.is_last,
                 schedule=settings.schedule,
                 max_versions=settings.max_versions,
-                waits_for_permission=waits,
+                waits_for_permission=waits and not graph.is_first,
+                synchronous_updates=1 if clips else 0,
                 meets_every=None if settings.averaging is None else settings.averaging.meets_every,
             ),
             limit=limits.least,
@@ -95,7 +97,7 @@ def build_runner(
         observer=observer,
         leaf=Leaf(settings.leaf, copies.place) if graph.is_last else None,
         saving=_Saving(package, stage),
-        norms=GradientNorms(is_first=graph.is_first, waits=waits) if clips else None,
+        norms=GradientNorms(is_first=graph.is_first) if sums_up else None,
         share=_share(stage, named, updater, settings),
         compression=settings.compression,
         telemetry=telemetry,

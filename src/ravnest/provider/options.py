@@ -17,7 +17,8 @@ from ravnest.provider.document import NodeDocument
 Choice = TypeVar("Choice")
 Made = TypeVar("Made")
 _PRECISIONS = {None: None, "bf16": torch.bfloat16, "fp16": torch.float16}
-_FP16_SCALE = 4096.0
+_FP16_SCALE = 65536.0
+"""To begin with, as torch.amp.GradScaler does."""
 
 
 def unknown_argument(of: str, name: str, function: Callable[..., Any]) -> str:
@@ -97,8 +98,9 @@ def precision_named(name: str | None, loss_scale: float | None) -> Precision:
     if loss_scale is not None and not loss_scale > 0:
         raise NodeError(f"loss_scale is {loss_scale!r}; expected a number above 0")
     autocast = _PRECISIONS[one_of("precision", name, _PRECISIONS)]
-    usual = _FP16_SCALE if name == "fp16" else 1.0
-    return Precision(autocast, usual if loss_scale is None else float(loss_scale))
+    if loss_scale is None and name == "fp16":
+        return Precision(autocast, _FP16_SCALE, adapts=True)
+    return Precision(autocast, 1.0 if loss_scale is None else float(loss_scale))
 
 
 def micro_batches_of(document: NodeDocument, wanted: int | Literal["auto"]) -> int:

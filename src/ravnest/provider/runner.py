@@ -6,6 +6,7 @@ a time. Messages to the neighbours are handed to the links, which send them whil
 
 import itertools
 import logging
+import math
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -126,6 +127,8 @@ class StageRunner:
         """That this stage computes with when it trains, or has made for others."""
         self._commands = Commands(graph.stage, updater, leaf, share, saving, self.meter, clock)
         self._work: dict[plan.Key, _Work] = {}
+        self._own_norm: float | None = None
+        """Squared, of the gradients as they are; None if that has not been found out."""
 
     # ---- events ----
 
@@ -221,6 +224,7 @@ class StageRunner:
         if unknown := work.gradients.keys() - known:
             raise WireError(f"a gradient of value {min(unknown)}, which this stage never sent")
         work.later_norm, work.loss = message.squared_norm, message.loss
+        work.item.loss_scale = message.loss_scale
         now = self._clock()
         trip = Trip(now - work.sent_at, message.held_s, message.path_s, message.slowest_s)
         self.schedule.limit = self.window.returned(trip, now)
@@ -228,14 +232,20 @@ class StageRunner:
 
     def _tied_gradient_arrived(self, message: messages.TiedGradient, parcel: Parcel) -> None:
         if message.owner == self._graph.stage:
-            self._tied.gradients_arrived(message.names, self._brought(parcel))
+            self._tied.gradients_arrived(message, self._brought(parcel))
         elif not self._hand_back(parcel):
             raise WireError("a tied gradient reached the first stage, which does not own it")
 
     def _total_norm_arrived(self, message: messages.TotalNorm) -> None:
         if self._norms is not None:
             self._norms.told(message.update, message.squared_norm)
+        self._look_at_scale(message)
         self.schedule.handle(plan.UpdateAllowed(message.update))
+
+    def _look_at_scale(self, message: messages.TotalNorm) -> None:
+        if self._leaf is not None:
+            finite = math.isfinite(message.squared_norm)
+            self._passes.scale.heard(message.loss_scale, finite=finite)
 
     def averaged(self, outcome: Outcome) -> None:
         """A round with other clusters is over."""
@@ -351,6 +361,8 @@ class StageRunner:
         item, of = work.item, work.message.of
         assert item is not None
         started = self._clock()
+        self._own_norm = None
+        self._updater.collects(item.loss_scale)
         # What is only handed on has no business on the device.
         bring, gradients = self.copies.brought, work.gradients or {}
         arrived = self._with_room(
@@ -365,31 +377,36 @@ class StageRunner:
         if self._leaf is not None:
             assert item.loss is not None
             work.loss = self._leaf.finished_part(item.loss, of)
+        if of.is_last_part:
+            self._tied.batch_ended(of.update)
+            if work.loss is not None:
+                self._updater.heard_loss(of.update, work.loss)
         self._send_back(work, gradients_for_previous(own, arrived, work.onward))
         if self.share is not None:
             self.share.trained(of.rows)
         if of.is_last_part:
-            if work.loss is not None:
-                self._updater.heard_loss(work.loss)
             self._observer.batch_done(of, work.loss)
 
     def _send_back(self, work: _Work, gradients: dict[int, Sent]) -> None:
-        of = work.message.of
+        of, scale = work.message.of, self._updater.loss_scale
         norm = 0.0
-        if of.is_last_part:
-            for message, shares in self._tied.gradients_to_send():
-                assert self.previous is not None
-                self.previous.send(Parcel(message, *self.copies.leave(shares)))
-            if self._norms is not None:
-                self._norms.came_back(work.later_norm)
-                own = self._updater.squared_norm(self.schedule.batches_accumulated)
-                norm = work.later_norm + own
+        if self._norms is not None and of.is_last_part:
+            self._norms.came_back(work.later_norm)
         if self.previous is None:
             return
+        if of.is_last_part:
+            for message, contribution in self._tied.gradients_to_send(of.update, scale):
+                self.previous.send(Parcel(message, *self.copies.leave(contribution)))
+            if self._norms is not None:
+                batches = self.schedule.batches_accumulated
+                more = self._tied.contributed(of.update, batches, scale)
+                self._own_norm = self._updater.squared_norm(batches, more)
+                norm = work.later_norm + self._own_norm
         carried, tensors = pack_backward(gradients)
         back = messages.Backward(
             of=of,
             carried=carried,
+            loss_scale=scale,
             squared_norm=norm,
             loss=work.loss,
             held_s=self._clock() - work.arrived_at,
@@ -438,6 +455,7 @@ class StageRunner:
 
     def _update(self, instruction: plan.Update) -> None:
         share, free = self.share, self._room.free()
+        self._tied.take_in(instruction.update, instruction.batches, self._updater.loss_scale)
         needed = self._updater.needed_bytes(in_place=instruction.in_place)
         if free is not None and free < needed and self._passes.recovers:
             self._give_up_activations()
@@ -469,11 +487,19 @@ class StageRunner:
     def _total_norm(self, instruction: plan.Update) -> float | None:
         if self._norms is None:
             return None
-        own = self._updater.squared_norm(instruction.batches)
+        own = self._own_norm
+        if own is None:
+            own = self._updater.squared_norm(instruction.batches)
         total = self._norms.total(instruction.update, own)
-        if self.previous is None and self.next is not None:
-            told = messages.TotalNorm(update=instruction.update, squared_norm=total)
-            self.next.send(Parcel(told))
+        if self.previous is None:
+            told = messages.TotalNorm(
+                update=instruction.update,
+                squared_norm=total,
+                loss_scale=self._updater.loss_scale,
+            )
+            self._look_at_scale(told)
+            if self.next is not None:
+                self.next.send(Parcel(told))
         return total
 
     def _evaluate(self, instruction: plan.Evaluate) -> None:

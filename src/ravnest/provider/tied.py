@@ -4,9 +4,15 @@ The first stage that holds such a parameter owns it: it alone has it in its opti
 copy send their gradients back to the owner with every batch, just before the batch's last
 gradients, so the owner has them when it makes its update; the new values travel forward again ahead
 of the micro-batches that were computed with them.
+
+An owner that had to wait with an update has parts of the next batch among its own gradients, and of
+the copies' it has whole batches. Until then these are kept apart, and are taken in by the update
+that their batch belongs to, divided by as many batches as they are of.
 """
 
+from collections import defaultdict
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 
 import torch
 from torch import nn
@@ -15,6 +21,15 @@ from ravnest.errors import PackageError, WireError
 from ravnest.stage.graph import StageGraph, TensorSpec
 from ravnest.stage.local import added
 from ravnest.wire.messages import TiedGradient, TiedWeights
+
+
+@dataclass
+class _Contribution:
+    """Of the copies, to one update."""
+
+    batches: int = 0
+    sums: dict[str, torch.Tensor] = field(default_factory=dict)
+    loss_scale: float = 1.0
 
 
 class TiedParameters:
@@ -30,10 +45,13 @@ class TiedParameters:
         self.owned = {spec.name: spec for spec in shared if spec.owner}
         self.copies = {spec.name: spec for spec in shared if not spec.owner}
         self._waiting: dict[str, torch.Tensor] = {}
+        self._contributions: defaultdict[int, _Contribution] = defaultdict(_Contribution)
 
     # ---- on a stage with copies ----
 
-    def gradients_to_send(self) -> list[tuple[TiedGradient, tuple[torch.Tensor, ...]]]:
+    def gradients_to_send(
+        self, update: int, loss_scale: float
+    ) -> list[tuple[TiedGradient, tuple[torch.Tensor, ...]]]:
         """Take this batch's gradients of the copies, one message per owner."""
         by_owner: dict[int, list[TensorSpec]] = {}
         for spec in self.copies.values():
@@ -48,7 +66,8 @@ class TiedParameters:
                 gradients.append(gradient)
                 self._masters[spec.name].grad = None
             names = tuple(spec.name for spec in specs)
-            found.append((TiedGradient(names=names, owner=owner), tuple(gradients)))
+            message = TiedGradient(names=names, owner=owner, update=update, loss_scale=loss_scale)
+            found.append((message, tuple(gradients)))
         return found
 
     def weights_arrived(self, names: Sequence[str], values: Sequence[torch.Tensor]) -> None:
@@ -69,15 +88,49 @@ class TiedParameters:
 
     # ---- on the owner ----
 
-    def gradients_arrived(self, names: Sequence[str], values: Sequence[torch.Tensor]) -> None:
-        for name, value in zip(names, values, strict=True):
+    def gradients_arrived(self, message: TiedGradient, values: Sequence[torch.Tensor]) -> None:
+        found = self._contributions[message.update]
+        for name, value in zip(message.names, values, strict=True):
             if name not in self.owned:
                 raise WireError(f"a gradient of {name!r} came to a stage that does not own it")
             master = self._masters[name]
             moved = value.to(master.device, master.dtype)
             if moved.shape != master.shape:
                 raise WireError(f"the gradient of {name!r} has shape {list(moved.shape)}")
-            master.grad = moved if master.grad is None else added(master.grad, moved)
+            if message.loss_scale != found.loss_scale and found.sums:
+                moved = moved * (found.loss_scale / message.loss_scale)
+            else:
+                found.loss_scale = message.loss_scale
+            known = found.sums.get(name)
+            found.sums[name] = moved if known is None else added(known, moved)
+
+    def batch_ended(self, update: int) -> None:
+        """All of its gradients are here, the copies' and the owner's."""
+        if self.owned:
+            self._contributions[update].batches += 1
+
+    def contributed(
+        self, update: int, batches: float, loss_scale: float
+    ) -> dict[nn.Parameter, torch.Tensor]:
+        """What copies add to the owner's own gradients up to this update, if these are sums over so
+        many batches, and so many times too large."""
+        due = [found for number, found in self._contributions.items() if number <= update]
+        weight = batches / max(1, sum(found.batches for found in due))
+        gradients: dict[nn.Parameter, torch.Tensor] = {}
+        for found in due:
+            factor = weight * loss_scale / found.loss_scale
+            for name, value in found.sums.items():
+                master, scaled = self._masters[name], value if factor == 1.0 else value * factor
+                known = gradients.get(master)
+                gradients[master] = scaled if known is None else added(known, scaled)
+        return gradients
+
+    def take_in(self, update: int, batches: float, loss_scale: float) -> None:
+        """Add it: the update is about to be made."""
+        for master, value in self.contributed(update, batches, loss_scale).items():
+            master.grad = value if master.grad is None else added(master.grad, value)
+        for number in [number for number in self._contributions if number <= update]:
+            del self._contributions[number]
 
     def weights_to_send(self) -> tuple[TiedWeights, tuple[torch.Tensor, ...]] | None:
         """Copies, because the optimizer writes to the originals while these are under way."""

@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
-PROTOCOL = 6
+PROTOCOL = 7
 """Counts up with every change that an older provider would misunderstand."""
 
 Count = Annotated[int, Meta(ge=0, lt=2**62)]
@@ -93,8 +93,11 @@ class Backward(_Typed, frozen=True, kw_only=True):
 
     of: MicroBatch
     carried: tuple[Carried, ...]
+    loss_scale: float = 1.0
+    """Its gradients are so many times too large."""
     squared_norm: float = 0.0
-    """Of what all later stages have accumulated, with the last part of a batch."""
+    """Of what all later stages have accumulated, with the last part of a batch; not finite where
+    one of them has gradients that are not."""
     loss: float | None = None
     """Of the whole batch, with its last part."""
     held_s: float = 0.0
@@ -114,10 +117,15 @@ class Result(_Typed, frozen=True, kw_only=True):
 
 
 class TiedGradient(_Typed, frozen=True, kw_only=True):
-    """Gradients of parameters that a later stage holds copies of, for their owner."""
+    """Gradients of parameters that a later stage holds copies of, for their owner: those of one
+    batch."""
 
     names: tuple[Name, ...]
     owner: Count
+    update: Count
+    """The optimizer step that the batch contributes to."""
+    loss_scale: float = 1.0
+    """They are so many times too large."""
 
 
 class TiedWeights(_Typed, frozen=True, kw_only=True):
@@ -127,10 +135,13 @@ class TiedWeights(_Typed, frozen=True, kw_only=True):
 
 
 class TotalNorm(_Typed, frozen=True, kw_only=True):
-    """Squared norm of the gradients of the whole model in this update, as they are applied."""
+    """Squared norm of the gradients of the whole model in this update, as they are applied. If it
+    is not finite, the update is left out."""
 
     update: Count
     squared_norm: float
+    loss_scale: float = 1.0
+    """By which the gradients had been multiplied."""
 
 
 Order = Literal["flush", "epoch", "validation", "reset", "average", "save", "done", "goodbye"]

@@ -17,6 +17,7 @@ from torch.autograd.graph import get_gradient_edge
 from ravnest.errors import no_values_in_errors
 from ravnest.provider.compute.replay import Replay, Replays
 from ravnest.provider.compute.versions import WeightVersions
+from ravnest.provider.scaling import LossScale
 from ravnest.stage import structure
 from ravnest.stage.graph import Mode
 from ravnest.stage.module import StageModule
@@ -39,6 +40,8 @@ class Pass:
     input_gradients: Values = field(default_factory=dict)
     """Filled by the backward."""
     loss: torch.Tensor | None = None
+    loss_scale: float = 1.0
+    """Its gradients are so many times too large."""
     replay: Replay | None = None
     """How to compute the outputs again."""
     again: Callable[[], Values] | None = None
@@ -103,6 +106,12 @@ class Precision:
     loss_scale: float = 1.0
     """Gradients are so many times too large on their way, so that small ones survive half
     precision, and are divided again before they are used."""
+    adapts: bool = False
+    """That is only what it begins with: see scaling.py."""
+
+    @property
+    def may_overflow(self) -> bool:
+        return self.autocast is torch.float16 or self.loss_scale != 1.0
 
     def scope(self, device: torch.device) -> contextlib.AbstractContextManager[object]:
         if self.autocast is None:
@@ -131,6 +140,8 @@ class StagePasses:
         self._replays = Replays(stage) if self._recompute or self.recovers else None
         self._is_short = False
         self._precision = precision or Precision()
+        self.scale = LossScale(self._precision.loss_scale, adapts=self._precision.adapts)
+        """Of the loss, on the last stage."""
         graph = stage.graph
         self._wires = {
             mode: graph.inputs if graph.is_first else graph.mode(mode).receives for mode in _MODES
@@ -183,6 +194,7 @@ class StagePasses:
         """On the last stage: the model's output, and the loss of it."""
         with self._precision.scope(self.stage.device):
             item.loss = loss(self.result(item))
+        item.loss_scale = self.scale.value
         self.forget_values(item)
 
     def result(self, item: Pass) -> Any:
@@ -200,7 +212,7 @@ class StagePasses:
         edges, seeds = [], []
         if item.loss is not None and item.loss.requires_grad:
             edges.append(item.loss)
-            seeds.append(torch.full_like(item.loss, self._precision.loss_scale))
+            seeds.append(torch.full_like(item.loss, item.loss_scale))
         for number, gradient in gradients.items():
             if number in roots:
                 edges.append(roots[number].edge)

@@ -3,6 +3,7 @@
 import inspect
 import logging
 import math
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -14,6 +15,7 @@ from ravnest.errors import NodeError
 from ravnest.provider.compute.optimizers import OptimizerFactory
 from ravnest.provider.compute.room import Room, StepMemory
 from ravnest.provider.compute.versions import WeightVersions
+from ravnest.stage.local import added
 from ravnest.stage.zero_fill import without_zero_fill
 
 logger = logging.getLogger("ravnest")
@@ -48,6 +50,12 @@ class _Mean:
         return mean
 
 
+def _numbers(gradient: torch.Tensor) -> torch.Tensor:
+    """All that are not zero, in a type in which their squares do not overflow."""
+    values = gradient.coalesce().values() if gradient.is_sparse else gradient
+    return values.float() if values.element_size() < 4 else values
+
+
 class Updater:
     """Owns the optimizer of one stage."""
 
@@ -57,18 +65,20 @@ class Updater:
         owned: Sequence[nn.Parameter],
         settings: UpdateSettings,
         *,
-        loss_scale: float = 1.0,
+        scale_adapts: bool = False,
     ) -> None:
         self._versions = versions
         self._owned = list(owned)
         self._settings = settings
-        self._loss_scale = loss_scale
+        self._scale_adapts = scale_adapts
+        self.loss_scale = 1.0
+        """The gradients collected so far are so many times too large."""
         self.optimizer = self._make_optimizer()
         device = self._owned[0].device if self._owned else torch.device("cpu")
         self._step_memory = StepMemory(self.optimizer, Room(device))
         self.scheduler: Any = None
         self._updates = 0
-        self._update_losses = _Mean()
+        self._update_losses: defaultdict[int, _Mean] = defaultdict(_Mean)
         self._epoch_losses = _Mean()
         if settings.lr_scheduler is not None:
             self.set_scheduler(settings.lr_scheduler, settings.lr_scheduler_params)
@@ -107,14 +117,29 @@ class Updater:
         """By the next update, beside what there is now."""
         return self._step_memory.needed() + (0 if in_place else self._versions.bytes_to_move)
 
-    def squared_norm(self, batches: float) -> float:
-        """Of this stage's own gradients, as they would be applied."""
-        gradients = [p.grad for p in self._owned if p.grad is not None]
-        if not gradients:
+    def collects(self, loss_scale: float) -> None:
+        """What is collected from now on is so many times too large; what has been, is made so."""
+        if loss_scale == self.loss_scale:
+            return
+        gradients = [p.grad for p in self._versions.masters if p.grad is not None]
+        if gradients:
+            torch._foreach_mul_(gradients, loss_scale / self.loss_scale)
+        self.loss_scale = loss_scale
+
+    def squared_norm(
+        self, batches: float, more: Mapping[nn.Parameter, torch.Tensor] | None = None
+    ) -> float:
+        """Of this stage's own gradients, as they would be applied, with what is to be added to
+        them. Not finite if one of them is not: the device is waited for once, for all of them."""
+        given = {p: p.grad for p in self._owned if p.grad is not None}
+        for parameter, gradient in (more or {}).items():
+            own = given.get(parameter)
+            given[parameter] = gradient if own is None else added(own, gradient)
+        if not given:
             return 0.0
-        norms = torch._foreach_norm(gradients)
-        total = float(torch.stack([n.float() for n in norms]).square().sum())
-        return total / (batches * self._loss_scale) ** 2
+        norms = torch._foreach_norm([_numbers(gradient) for gradient in given.values()])
+        found: list[float] = torch.stack([norm.float() for norm in norms]).tolist()
+        return sum(norm * norm for norm in found) / (batches * self.loss_scale) ** 2
 
     def apply(
         self,
@@ -129,8 +154,9 @@ class Updater:
         """One optimizer step with the mean over the batches; makes `version`.
 
         `update` counts over the run. Where this one makes up for several that had to wait, the
-        schedule goes on by as many steps: it is the same for all stages then. `then` may change the
-        weights further, before anybody uses them.
+        schedule goes on by as many steps: it is the same for all stages then. Without a finite norm
+        the weights stay as they are, and everything else goes on. `then` may change them further,
+        before anybody uses them.
         """
         if self.optimizer is None and self._owned:
             raise NodeError(
@@ -138,31 +164,37 @@ class Updater:
                 "optimizer=torch.optim.AdamW, optimizer_params={'lr': 1e-3}"
             )
         self._versions.prepare_update(in_place=in_place)
-        gradients = [p.grad for p in self._owned if p.grad is not None]
-        factor = self._factor(batches, total_squared_norm)
-        if gradients and factor != 1.0:
-            torch._foreach_mul_(gradients, factor)
-        if self._settings.clip_value is not None:
-            nn.utils.clip_grad_value_(self._owned, self._settings.clip_value)
-        if self.optimizer is not None and self._are_usable(gradients):
-            # An optimizer of torch leaves nothing unwritten, and allocates more than the passes do.
-            self._step_memory.prepare()
-            with without_zero_fill():
-                self.optimizer.step()
+        if total_squared_norm is not None and not math.isfinite(total_squared_norm):
+            self._say_left_out()
+        else:
+            self._step(self._factor(batches, total_squared_norm))
         if then is not None:
             then()
         for parameter in self._owned:  # those of copies are under way to their owner, or will be
             parameter.grad = None
         self._versions.finish_update(version, in_place=in_place)
-        passed, self._updates = update + 1 - self._updates, update + 1
-        if self.scheduler is not None and not self._settings.lr_step_on_epoch_change:
-            metric = self._update_losses.take()
-            for _ in range(passed):
+        passed, self._updates = range(self._updates, update + 1), update + 1
+        for number in passed:
+            metric = self._update_losses.pop(number, _Mean()).take()
+            if self.scheduler is not None and not self._settings.lr_step_on_epoch_change:
                 self._step_scheduler(metric)
 
-    def heard_loss(self, loss: float) -> None:
-        """Of one batch; every stage hears of it with the batch's last gradients."""
-        self._update_losses.add(loss)
+    def _step(self, factor: float) -> None:
+        gradients = [p.grad for p in self._owned if p.grad is not None]
+        if gradients and factor != 1.0:
+            torch._foreach_mul_(gradients, factor)
+        if self._settings.clip_value is not None:
+            nn.utils.clip_grad_value_(self._owned, self._settings.clip_value)
+        if self.optimizer is not None:
+            # An optimizer of torch leaves nothing unwritten, and allocates more than the passes do.
+            self._step_memory.prepare()
+            with without_zero_fill():
+                self.optimizer.step()
+
+    def heard_loss(self, update: int, loss: float) -> None:
+        """Of one batch; every stage hears of it with the batch's last gradients, and so of the same
+        losses for the same update."""
+        self._update_losses[update].add(loss)
         self._epoch_losses.add(loss)
 
     def _step_scheduler(self, metric: float | None) -> None:
@@ -171,19 +203,23 @@ class Updater:
         elif metric is not None:
             self.scheduler.step(metric)
 
-    def _are_usable(self, gradients: Sequence[torch.Tensor]) -> bool:
-        """Whether all are finite; looked at only where a scaled loss may have made them others."""
-        if self._loss_scale == 1.0 or all(bool(g.isfinite().all()) for g in gradients):
-            return True
-        logger.warning(
-            "an update is left out: gradients times loss_scale=%g do not fit into half precision. "
-            "If this goes on, give Node a smaller loss_scale",
-            self._loss_scale,
-        )
-        return False
+    def _say_left_out(self) -> None:
+        if self._scale_adapts:  # it is made smaller
+            logger.info("an update is left out: gradients times %g do not fit", self.loss_scale)
+        elif self.loss_scale != 1.0:
+            logger.warning(
+                "an update is left out: gradients times loss_scale=%g do not fit into half "
+                "precision. If this goes on, give Node a smaller loss_scale, or none",
+                self.loss_scale,
+            )
+        else:
+            logger.warning(
+                "an update is left out: the norm of its gradients, by which they were to be "
+                "clipped, is infinite or not a number"
+            )
 
     def _factor(self, batches: float, total_squared_norm: float | None) -> float:
-        factor = 1.0 / (batches * self._loss_scale)
+        factor = 1.0 / (batches * self.loss_scale)
         limit = self._settings.clip_norm
         if limit is not None and total_squared_norm is not None:
             # The same formula as torch.nn.utils.clip_grad_norm_.

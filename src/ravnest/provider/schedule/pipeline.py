@@ -137,7 +137,9 @@ class Rules:
     schedule: Literal["async", "sync"] = "async"
     max_versions: int = 2
     waits_for_permission: bool = False
-    """Updates need an `UpdateAllowed`."""
+    """Synchronous updates need an `UpdateAllowed`."""
+    synchronous_updates: int = 0
+    """So many at the beginning are made as in a synchronous schedule, whatever the schedule is."""
     meets_every: int | None = None
     """After so many updates clusters wait for each other. Nothing is in flight then: what later
     stages will only finish after the meeting must not keep this one from getting there."""
@@ -145,6 +147,9 @@ class Rules:
     def __post_init__(self) -> None:
         if self.max_versions < 2:
             raise ValueError(f"max_versions is {self.max_versions}; a pipeline needs at least 2")
+
+    def is_synchronous(self, update: int) -> bool:
+        return self.schedule == "sync" or update < self.synchronous_updates
 
 
 @dataclass(slots=True)
@@ -203,8 +208,7 @@ class StageSchedule:
     @property
     def awaits(self) -> Literal["input", "gradients", "permission"]:
         """What would let this stage go on, while there is nothing to do."""
-        update, must_wait = self._gradients.update, self.rules.waits_for_permission
-        if must_wait and self._gradients.complete and self._allowed < update:
+        if self._gradients.complete and not self._is_allowed(self._gradients.update):
             return "permission"
         return "gradients" if self._line or len(self._in_flight) >= self.limit else "input"
 
@@ -241,12 +245,16 @@ class StageSchedule:
         gradients = self._gradients
         if not gradients.complete:
             return None
-        if self.rules.waits_for_permission and self._allowed < gradients.update:
+        if not self._is_allowed(gradients.update):
             return None
         in_place = self._users[self._version] == 0
         if not in_place and len(self._users) >= self.rules.max_versions:
             return None
         return self._update(in_place=in_place)
+
+    def _is_allowed(self, update: int) -> bool:
+        must_wait = self.rules.waits_for_permission and self.rules.is_synchronous(update)
+        return not must_wait or self._allowed >= update
 
     def _update(self, *, in_place: bool) -> Update:
         gradients = self._gradients
@@ -271,7 +279,8 @@ class StageSchedule:
         if freed:
             del self._users[item.version]
         gradients = self._gradients
-        gradients.update = item.update
+        if item.closes_update or not gradients.complete:
+            gradients.update = item.update  # else a part of the next one, taken along
         gradients.complete = gradients.complete or item.closes_update
         gradients.batches += item.weight
         return Backward(key, item.version, item.staleness, freed)
@@ -301,7 +310,9 @@ class StageSchedule:
 
     def _lies_ahead(self, update: int) -> bool:
         """Other updates have to be made before anything is computed for this one."""
-        every = 1 if self.rules.schedule == "sync" else self.rules.meets_every
+        every = self.rules.meets_every
+        if self.rules.is_synchronous(self._updates_done):
+            every = 1
         return every is not None and update // every > self._updates_done // every
 
     def _obey(self, command: CommandReady) -> Instruction | None:
@@ -309,7 +320,7 @@ class StageSchedule:
         if self._in_flight or self._backwards or self._gradients.complete:
             return None
         if self._gradients.batches and command.ends_update:
-            if self.rules.waits_for_permission and self._allowed < self._gradients.update:
+            if not self._is_allowed(self._gradients.update):
                 return None
             return self._update(in_place=self._users[self._version] == 0)
         self._line.popleft()
