@@ -12,6 +12,7 @@ from torch import nn
 
 from ravnest.errors import DataError, PeerError, RunError
 from ravnest.provider.compute.passes import Precision
+from ravnest.provider.compute.randomness import StageRandomness, draws_numbers
 from ravnest.provider.compute.updating import UpdateSettings
 from ravnest.provider.inbox import Stop
 from ravnest.provider.runtime import ProviderRuntime
@@ -203,6 +204,10 @@ def test_gradients_that_overflow_leave_the_update_out(tmp_path, caplog):
     assert "smaller loss_scale" in caplog.text
 
 
+def _draws(runtime):
+    return draws_numbers(runtime.runner._passes.stage.graph)
+
+
 @pytest.mark.parametrize("recompute", [False, True])
 def test_activations_computed_again_change_nothing(tmp_path, recompute):
     torch.manual_seed(0)
@@ -214,16 +219,20 @@ def test_activations_computed_again_change_nothing(tmp_path, recompute):
     criterion = lambda outputs, batch: (outputs - batch).square().mean()  # noqa: E731
     settings = settings_for(batches, criterion, SGD, schedule="sync", recompute=recompute)
     with pipeline(model, (batches[0],), tmp_path, settings, stages=2) as cluster:
+        torch.manual_seed(1)
         for batch in batches:
-            torch.manual_seed(1)
             cluster.train(batch)
             cluster.order("flush")
         state = cluster.state()
+        draws = [r.runner._passes.stage.graph.stage for r in cluster.runtimes if _draws(r)]
     optimizer = SGD.optimizer(reference.parameters(), **SGD.optimizer_params)
+    torch.manual_seed(0)
+    numbers = StageRandomness(torch.device("cpu"), 0, *draws)
     for batch in batches:
-        torch.manual_seed(1)
         optimizer.zero_grad()
-        criterion(reference(batch), batch).backward()
+        with numbers.drawn():
+            loss = criterion(reference(batch), batch)
+        loss.backward()
         optimizer.step()
     for name, value in reference.state_dict().items():
         torch.testing.assert_close(state[name], value)

@@ -12,6 +12,7 @@ from ravnest.provider.averaging.share import Share
 from ravnest.provider.compression import Compression
 from ravnest.provider.compute.copies import copies_for
 from ravnest.provider.compute.passes import Precision, StagePasses
+from ravnest.provider.compute.randomness import StageRandomness, draws_numbers
 from ravnest.provider.compute.updating import Updater, UpdateSettings
 from ravnest.provider.compute.versions import WeightVersions
 from ravnest.provider.leaf import Leaf, LeafSettings
@@ -78,6 +79,7 @@ def build_runner(
             precision=settings.precision,
             recompute=settings.recompute,
             recovers=copies.is_apart,
+            randomness=_randomness(package, stage),
         ),
         copies=copies,
         updater=updater,
@@ -103,6 +105,12 @@ def build_runner(
         telemetry=telemetry,
         clock=clock,
     )
+
+
+def _randomness(package: StagePackage, stage: StageModule) -> StageRandomness | None:
+    if not draws_numbers(stage.graph):
+        return None
+    return StageRandomness(stage.device, package.manifest.cluster, stage.graph.stage)
 
 
 def _share(

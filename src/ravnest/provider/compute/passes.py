@@ -15,6 +15,7 @@ import torch
 from torch.autograd.graph import get_gradient_edge
 
 from ravnest.errors import no_values_in_errors
+from ravnest.provider.compute.randomness import StageRandomness
 from ravnest.provider.compute.replay import Replay, Replays
 from ravnest.provider.compute.versions import WeightVersions
 from ravnest.provider.scaling import LossScale
@@ -130,10 +131,12 @@ class StagePasses:
         precision: Precision | None = None,
         recompute: bool = False,
         recovers: bool = False,
+        randomness: StageRandomness | None = None,
     ) -> None:
         """With `recovers`, a pass that has failed can be tried again, and activations can be given
         up between its forward and its backward. On the last stage there is nothing in between."""
         self.stage = stage
+        self._numbers = contextlib.nullcontext if randomness is None else randomness.drawn
         self.versions = versions
         self.recovers = recovers and not stage.graph.is_last
         self._recompute = recompute and not stage.graph.is_last
@@ -160,17 +163,18 @@ class StagePasses:
         `again` brings them there once more."""
         self.stage.train()
         item = Pass(version, self._given(values, "train"), None)
-        if self._replays is None:
-            item.outputs = self._run(self._entered(item))
-            return item
-        item.again = again if self.recovers else None
-        with self._replays.recording(item.inputs) as (given, item.replay):
-            if self._recompute:
-                with torch.no_grad():
-                    item.outputs = self._run(given)
-            else:
-                item.inputs = given
+        with self._numbers():
+            if self._replays is None:
                 item.outputs = self._run(self._entered(item))
+                return item
+            item.again = again if self.recovers else None
+            with self._replays.recording(item.inputs) as (given, item.replay):
+                if self._recompute:
+                    with torch.no_grad():
+                        item.outputs = self._run(given)
+                else:
+                    item.inputs = given
+                    item.outputs = self._run(self._entered(item))
         return item
 
     def forget_values(self, item: Pass) -> None:
@@ -253,7 +257,7 @@ class StagePasses:
     @contextlib.contextmanager
     def _evaluating(self) -> Iterator[None]:
         self.stage.eval()
-        with torch.no_grad():
+        with torch.no_grad(), self._numbers():
             yield
 
     def evaluate(self, values: Mapping[int, Any]) -> tuple[Values, Any]:
