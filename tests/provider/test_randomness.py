@@ -24,6 +24,20 @@ class TwoDropouts(nn.Module):
         return drop(drop(x * self.one, 0.5, self.training) * self.two, 0.5, self.training)
 
 
+def in_a_process_of_its_own(runtime):
+    """As far as random numbers go; one batch at a time."""
+    passes, state = runtime.runner._passes, [torch.get_rng_state()]
+    forward = passes.forward
+
+    def alone(*given):
+        torch.set_rng_state(state[0])
+        item = forward(*given)
+        state[0] = torch.get_rng_state()
+        return item
+
+    passes.forward = alone
+
+
 def survivors(folder, *, recompute=False, batches=3, draw=lambda: None):
     """Which units are not zero, by batch."""
     data, masks = [torch.ones(2, UNITS)] * batches, []
@@ -34,6 +48,8 @@ def survivors(folder, *, recompute=False, batches=3, draw=lambda: None):
 
     settings = settings_for(data, criterion, FIXED, recompute=recompute)
     with pipeline(TwoDropouts(), (data[0],), folder, settings, stages=2) as cluster:
+        for runtime in cluster.runtimes:
+            in_a_process_of_its_own(runtime)
         for batch in data:
             cluster.train(batch)
             cluster.order("flush")
