@@ -13,6 +13,7 @@ from ravnest.callbacks import Callback, CallbackList, Progress
 from ravnest.errors import NodeError
 from ravnest.node import Node
 from ravnest.provider.control import Control
+from ravnest.provider.leaf import score_of
 from ravnest.provider.options import made_with, not_negative, positive
 from ravnest.provider.surroundings import REPORTS
 
@@ -186,8 +187,9 @@ class Trainer:
             self.callbacks.on_step_end(progress)
 
     def evaluate(self) -> float | None:
-        """Accuracy over the validation data, through the split model; all metrics are kept in
-        `metrics`. None on a Stem or Leaf, and if there is nothing to judge."""
+        """Accuracy over the validation data, through the split model, or the first of the metrics
+        that Node was given; all of them are kept in `metrics`. None on a Stem or Leaf, and if there
+        is nothing but a loss."""
         if not self.node.is_root:
             return None
         if self.val_loader is None:
@@ -198,8 +200,7 @@ class Trainer:
             )
         self.metrics = self.progress.metrics = self.node.finish_validation()
         self.callbacks.on_evaluate(self.progress)
-        scores = [value for name, value in self.metrics.items() if name != "loss"]
-        return scores[0] if scores else None
+        return score_of(self.metrics)
 
     def pred(self, data: Any) -> Any:
         """The model's output for these inputs, on the Root; None elsewhere."""

@@ -6,8 +6,9 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from ravnest.errors import DataError, NodeError
+from ravnest.provider.accuracy import accuracy
 from ravnest.provider.batches import part_bounds, rows_of
-from ravnest.provider.leaf import LabelFeed, Leaf, LeafSettings, accuracy, set_aside
+from ravnest.provider.leaf import LabelFeed, Leaf, LeafSettings, set_aside
 from ravnest.provider.proof import proof_of
 from ravnest.provider.shards import Shard, shard
 from ravnest.wire.messages import MicroBatch
@@ -222,13 +223,23 @@ def test_earlier_files_are_kept(tmp_path):
     assert (tmp_path / "losses.2.txt").read_text() == "second"
 
 
+HALF = [[0.31, 0.34, 0.35], [0.3, 0.29, 0.41], [0.41, 0.29, 0.3]]
 ACCURACIES = {
     "classes": (torch.eye(3), (None, torch.tensor([0, 1, 1])), (2, 3)),
     "sequences": (torch.eye(3).repeat(2, 1, 1), torch.tensor([[0, 1, 2], [0, 0, -100]]), (4, 5)),
     "channels first": (torch.eye(3).view(1, 3, 3), torch.tensor([[0, 1, 0]]), (2, 3)),
     "yes or no": (torch.tensor([1.0, -1.0]), torch.tensor([1, 1]), (1, 2)),
     "dict": ({"logits": torch.eye(2)}, {"labels": torch.tensor([0, 0])}, (1, 2)),
+    "one-hot": (torch.eye(3), torch.eye(3)[[0, 1, 1]], (2, 3)),
+    "one-hot in whole numbers": (torch.eye(3).softmax(1), torch.eye(3).long()[[0, 1, 1]], (2, 3)),
+    "probabilities": (torch.eye(2), (None, torch.tensor([[0.7, 0.3], [0.9, 0.1]])), (1, 2)),
+    "probabilities in half precision": (torch.eye(3), torch.tensor(HALF).bfloat16(), (0, 3)),
+    "one-hot positions": (torch.eye(3).expand(2, 3, 3), torch.eye(3).expand(2, 3, 3), (6, 6)),
+    "one-hot channels": (torch.eye(3)[None, :, [0, 0]], torch.eye(3)[None, :, :2], (1, 2)),
     "regression": (torch.rand(3), torch.rand(3), None),
+    "regression of several": (torch.rand(3, 2), torch.rand(3, 2), None),
+    "one number each": (torch.rand(3, 1), torch.ones(3, 1), None),
+    "autoencoder": (torch.rand(3, 4), torch.rand(3, 4) * 2, None),
     "no labels": (torch.rand(3, 2), {"text": "x"}, None),
 }
 
@@ -254,6 +265,41 @@ def test_a_validation_is_averaged_over_rows_and_written(tmp_path):
     assert float(path.read_text()) == pytest.approx(0.8)
     leaf.judge(torch.zeros(8), part(2, 8), ())
     assert leaf.validation_ended()["mean"] == 0.0
+
+
+def test_what_is_no_score_is_not_written_as_one(tmp_path, caplog):
+    path = tmp_path / "val.txt"
+    for metrics in ({}, {"loss": lambda o, b: 0.5}):
+        leaf = Leaf(
+            LeafSettings(
+                test_labels=[torch.rand(8, 3)],
+                criterion=nn.functional.mse_loss,
+                metrics=metrics,
+                accuracy_file=path,
+            )
+        )
+        for number in range(2):
+            leaf.judge(torch.rand(8, 3), part(number), ())
+            assert set(leaf.validation_ended()) == {"loss"}
+    assert not path.exists()
+    assert caplog.text.count("val.txt is not written") == 2
+
+
+def test_an_accuracy_of_some_batches_is_none_of_all(tmp_path):
+    """Of many labels a row may have, a batch happens to have one in every row."""
+    leaf = Leaf(LeafSettings(test_labels=[torch.eye(2), torch.ones(2, 2)]))
+    for number in range(2):
+        leaf.judge(torch.eye(2), part(number, 2), ())
+    assert leaf.validation_ended() == {}
+
+
+def test_the_accuracy_among_several_metrics_is_the_score(tmp_path):
+    path = tmp_path / "val.txt"
+    metrics = {"perplexity": lambda o, b: 7.0, "accuracy": lambda o, b: 0.5}
+    leaf = Leaf(LeafSettings(test_labels=[torch.zeros(8)], metrics=metrics, accuracy_file=path))
+    leaf.judge(torch.ones(8), part(0), ())
+    leaf.validation_ended()
+    assert float(path.read_text()) == 0.5
 
 
 def judged(metrics, criterion=None):

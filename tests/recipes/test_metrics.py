@@ -132,8 +132,8 @@ def test_differences_are_judged_number_by_number():
 def test_where_no_metric_is_named_classes_are_judged_by_their_accuracy():
     assert judged(recipe(), [(SCORES, CLASSES)])["accuracy"] == 0.5
     assert set(judged(recipe(loss("mse")), [(SCORES, SCORES)])) == {"loss"}
-    shares = torch.rand(5, 3)
-    assert set(judged(recipe(), [(SCORES, shares)])) == {"loss"}
+    one_hot = torch.nn.functional.one_hot(CLASSES[:4], 3).float()
+    assert judged(recipe(), [(SCORES[:4], one_hot)])["accuracy"] == 0.5
 
 
 @pytest.mark.parametrize(

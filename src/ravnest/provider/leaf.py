@@ -1,6 +1,7 @@
 """What the last stage has besides its share of the model: labels, loss, metrics and their files."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+import logging
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol, TextIO, runtime_checkable
@@ -9,12 +10,14 @@ import torch
 from torch import nn
 
 from ravnest.errors import DataError, NodeError
+from ravnest.provider.accuracy import accuracy
 from ravnest.provider.batches import has_rows, part_bounds, rows_of
 from ravnest.provider.criterion import PartLoss
 from ravnest.provider.proof import Comparison, proof_of, tensors_in
 from ravnest.provider.shards import WHOLE, Shard, shard
 from ravnest.wire.messages import MicroBatch
 
+logger = logging.getLogger("ravnest")
 Metric = Callable[[Any, Any], Any]
 """Called as metric(outputs, batch); gives the batch's mean, its sum and how many it is over, or a
 `Tally`."""
@@ -216,6 +219,7 @@ class Judgement:
     """What a validation pass has counted, by metric."""
 
     tallies: dict[str, Tally] = field(default_factory=dict)
+    left_out: set[str] = field(default_factory=set)
 
     def add(self, name: str, value: Any, rows: int) -> None:
         tally = _tally(name, value, rows)
@@ -223,7 +227,15 @@ class Judgement:
         self.tallies[name] = tally if before is None else before.plus(tally)
 
     def means(self) -> dict[str, float]:
-        return {name: tally.figure() for name, tally in self.tallies.items()}
+        judged = {name: tally for name, tally in self.tallies.items() if name not in self.left_out}
+        return {name: tally.figure() for name, tally in judged.items()}
+
+
+def score_of(found: Mapping[str, float]) -> float | None:
+    """The figure to show where there is room for one: the accuracy, or whatever else the user's
+    metrics begin with. A loss is no score."""
+    others = (value for name, value in found.items() if name != "loss")
+    return found["accuracy"] if "accuracy" in found else next(others, None)
 
 
 def _tally(name: str, value: Any, rows: int) -> Tally:
@@ -271,6 +283,7 @@ class Leaf:
         self._losses = LossLog(settings.loss_file)
         self._accuracies = LossLog(settings.accuracy_file)
         self._judgement = Judgement()
+        self._said_no_score = False
         self._batch_loss = 0.0
         self._update_losses: list[float] = []
         self._part_loss = PartLoss(settings.criterion) if settings.criterion else None
@@ -304,6 +317,8 @@ class Leaf:
             value = metric(outputs, batch)
             if value is not None:
                 self._judgement.add(name, value, of.rows)
+            elif metric is accuracy:  # what is no classification here is none at all
+                self._judgement.left_out.add(name)
         # A metric of that name is what the user wants to see as the loss.
         if self._settings.criterion is not None and "loss" not in self._settings.metrics:
             with torch.no_grad():
@@ -314,9 +329,17 @@ class Leaf:
     def validation_ended(self) -> dict[str, float]:
         found, self._judgement = self._judgement.means(), Judgement()
         self._test_labels.restart()
-        score = next((v for name, v in found.items() if name != "loss"), found.get("loss"))
+        score = score_of(found)
         if score is not None:
             self._accuracies.write(score)
+        elif found and self._settings.accuracy_file and not self._said_no_score:
+            self._said_no_score = True
+            logger.warning(
+                "%s is not written: outputs and test_labels are not those of a classification, of "
+                "which there would be an accuracy. Node(metrics={'name': f(outputs, batch)}) says "
+                "what else to judge by",
+                self._settings.accuracy_file.name,
+            )
         return found
 
     def epoch_ended(self) -> None:
@@ -330,46 +353,3 @@ class Leaf:
     def close(self) -> None:
         self._losses.close()
         self._accuracies.close()
-
-
-def accuracy(outputs: Any, batch: Any) -> tuple[float, int] | None:
-    """Share of right classes; None if outputs and labels are not those of a classification."""
-    scores, labels = _first_tensor(outputs), _labels_of(batch)
-    if scores is None or labels is None or labels.is_floating_point():
-        return None
-    labels = labels.to(scores.device)
-    if scores.dim() == labels.dim() + 1:
-        found = scores.argmax(-1 if scores.shape[:-1] == labels.shape else 1)
-    elif scores.shape == labels.shape:
-        found = (scores > 0).to(labels.dtype)
-    else:
-        return None
-    if found.shape != labels.shape:
-        return None
-    counted = labels != -100  # torch's own mark for "do not count this one"
-    return float((found == labels)[counted].sum()), int(counted.sum())
-
-
-def _first_tensor(outputs: Any) -> torch.Tensor | None:
-    if isinstance(outputs, torch.Tensor):
-        return outputs
-    logits = getattr(outputs, "logits", None)
-    if isinstance(logits, torch.Tensor):
-        return logits
-    values: Iterable[Any] = ()
-    if isinstance(outputs, Mapping):
-        values = [outputs["logits"]] if "logits" in outputs else outputs.values()
-    elif isinstance(outputs, tuple | list):
-        values = outputs
-    return next((value for value in values if isinstance(value, torch.Tensor)), None)
-
-
-def _labels_of(batch: Any) -> torch.Tensor | None:
-    if isinstance(batch, torch.Tensor):
-        return batch
-    if isinstance(batch, Mapping):
-        found = batch.get("labels", batch.get("label"))
-        return found if isinstance(found, torch.Tensor) else None
-    if isinstance(batch, tuple | list) and batch and isinstance(batch[-1], torch.Tensor):
-        return batch[-1]
-    return None

@@ -95,13 +95,13 @@ def _classes_first(output: Any, target: Any, axis: int | None) -> tuple[Any, Any
                 f"shares of classes have shape {list(target.shape)}, the output has "
                 f"{list(output.shape)}: they must be the same"
             )
-        found = _axis_of_shares(output, axis)
+        found = axis_of_shares(output, axis)
         return output.movedim(found, 1), target.to(output.dtype).movedim(found, 1)
     found = class_axis(output, target.shape, axis)
     return output.movedim(found, 1), target.long()
 
 
-def _axis_of_shares(tensor: Any, wanted: int | None) -> int:
+def axis_of_shares(tensor: Any, wanted: int | None) -> int:
     axis = 1 if wanted is None else wanted
     if not -tensor.ndim <= axis < tensor.ndim or axis % tensor.ndim == 0:
         raise JobError(
@@ -131,7 +131,7 @@ def _by_classes(function: str) -> Callable[[Values], Built]:
 
         def count(output: Any, target: Any) -> float:
             if target.is_floating_point():
-                axis = _axis_of_shares(target, values["class_axis"])
+                axis = axis_of_shares(target, values["class_axis"])
                 return float(target.numel() / target.shape[axis])
             kept = target.long()  # compared with a small type, -100 would be one of its classes
             kept = kept[kept != ignored]

@@ -14,7 +14,7 @@ from ravnest.api.jobs import FieldSpec, Named, Recipe
 from ravnest.errors import JobError
 from ravnest.recipes.criterion import Batch, RecipeCriterion, target_name
 from ravnest.recipes.kinds import FLOATS
-from ravnest.recipes.losses import LOSSES, named_loss
+from ravnest.recipes.losses import LOSSES, axis_of_shares, named_loss
 from ravnest.recipes.outputs import class_axis, output_at
 from ravnest.recipes.parameters import Entry, Param, Registry, Values
 
@@ -272,13 +272,14 @@ def build_metrics(recipe: Recipe) -> dict[str, Metric]:
     found: dict[str, Metric] = {}
     for named in chosen_metrics(recipe):
         entry = METRICS[named.name]
-        judge = entry.build(METRICS.values(named))
-        found[shown_name(named)] = _on_first_loss(recipe, judge, entry.of_classes)
+        values = METRICS.values(named)
+        judge, axis = entry.build(values), values.get("class_axis")
+        found[shown_name(named)] = _on_first_loss(recipe, judge, entry.of_classes, axis)
     found["loss"] = RecipeCriterion(recipe).judged
     return found
 
 
-def _on_first_loss(recipe: Recipe, judge: Judge, of_classes: bool) -> Metric:
+def _on_first_loss(recipe: Recipe, judge: Judge, of_classes: bool, axis: int | None) -> Metric:
     path, target = recipe.losses[0].output, target_name(0)
 
     def metric(outputs: Any, batch: Batch) -> SumAndCount | ByClass | None:
@@ -286,9 +287,12 @@ def _on_first_loss(recipe: Recipe, judge: Judge, of_classes: bool) -> Metric:
         wanted = batch[target].to(output.device)
         if not of_classes:
             return judge(output, wanted)
-        # Shares of classes have no right one: the accuracy that nobody asked for is left out.
+        if (
+            wanted.is_floating_point()
+        ):  # one-hot, or shares of classes: the largest is the right one
+            wanted = wanted.argmax(axis_of_shares(wanted, axis))
         # Compared with a small type, -100 would be one of its classes.
-        return None if wanted.is_floating_point() else judge(output, wanted.long())
+        return judge(output, wanted.long())
 
     return metric
 
