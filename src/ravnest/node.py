@@ -46,7 +46,7 @@ from ravnest.provider.options import (
     usable_device,
 )
 from ravnest.provider.place import Place, Rings
-from ravnest.provider.proof import proof_of
+from ravnest.provider.proof import proof_of, token_digest, tokens_in
 from ravnest.provider.runner import StageRunner
 from ravnest.provider.runtime import ProviderRuntime
 from ravnest.provider.shards import WHOLE, Shard, shard
@@ -62,6 +62,8 @@ from ravnest.wire.routes import Routes, split_address
 from ravnest.wire.security import TlsFiles
 
 _RESULTS_UNDER_WAY = 16
+_WATCHED_BATCHES = 16
+"""With which the Leaf is told what the model is given."""
 _FINISHED_KEPT = 1 << 16
 """A loop of the user's own may never ask for them."""
 
@@ -110,6 +112,7 @@ class Node:
         recompute: bool | Literal["auto"] = "auto",
         compile: bool = False,
         metrics: Mapping[str, Metric] | None = None,
+        reconstructs: bool = False,
         transport: Literal["grpc", "tcp"] = "grpc",
         tls: TlsFiles | None = None,
         routes: Mapping[str, str] | None = None,
@@ -159,6 +162,7 @@ class Node:
                 labels=own_loader(labels) if both else labels,
                 test_labels=own_loader(test_labels) if both else test_labels,
                 metrics=dict(metrics or {}),
+                reconstructs=bool(reconstructs),
                 loss_file=file_of_cluster(loss_filename, self.cluster_id),
                 accuracy_file=file_of_cluster("val_accuracies.txt", self.cluster_id),
                 shard=share if shard_data else WHOLE,
@@ -355,9 +359,11 @@ class Node:
         self._trained_since_meeting = self.document.ring_size > 1
         with self._lifetime.interruptible() as user:
             for of, first, last in self._numbers.training(rows):
-                message = messages.Forward(
-                    of=of, task="train", carried=(), proof=proof if of.part == 0 else ()
-                )
+                message = messages.Forward(of=of, task="train", carried=())
+                if of.part == 0:
+                    given = list(values.values()) if of.batch < _WATCHED_BATCHES else ()
+                    tokens = tuple(token_digest(tensor) for tensor in tokens_in(given))
+                    message = msgspec.structs.replace(message, proof=proof, tokens=tokens)
                 user.submit(message, self._inputs.rows(values, first, last, rows))
 
     def wait_for_backwards(self) -> None:

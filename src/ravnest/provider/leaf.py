@@ -12,6 +12,7 @@ from torch import nn
 from ravnest.errors import DataError, NodeError
 from ravnest.provider.accuracy import accuracy
 from ravnest.provider.batches import has_rows, part_bounds, rows_of
+from ravnest.provider.copying import CopyWatch
 from ravnest.provider.criterion import PartLoss
 from ravnest.provider.proof import Comparison, proof_of, tensors_in
 from ravnest.provider.shards import WHOLE, Shard, shard
@@ -266,6 +267,8 @@ class LeafSettings:
     metrics: Mapping[str, Metric] = field(default_factory=dict)
     loss_file: Path | None = None
     accuracy_file: Path | None = None
+    reconstructs: bool = False
+    """The model is meant to give back what it is given."""
     shard: Shard = WHOLE
     """Of `labels`: `test_labels` are judged whole by every cluster."""
 
@@ -286,13 +289,24 @@ class Leaf:
         self._said_no_score = False
         self._batch_loss = 0.0
         self._update_losses: list[float] = []
-        self._part_loss = PartLoss(settings.criterion) if settings.criterion else None
+        self._part_loss = self._copy_watch = None
+        if settings.criterion is not None:
+            self._part_loss = PartLoss(settings.criterion)
+            self._copy_watch = None if settings.reconstructs else CopyWatch(settings.criterion)
 
-    def loss(self, outputs: Any, of: MicroBatch, proof: tuple[int, ...]) -> torch.Tensor:
+    def loss(
+        self,
+        outputs: Any,
+        of: MicroBatch,
+        proof: tuple[int, ...],
+        tokens: tuple[int, ...] = (),
+    ) -> torch.Tensor:
         """Of one part, weighted so that the parts of a batch add up to the batch's loss."""
         if self._part_loss is None:
             raise NodeError("the Leaf needs a criterion to train: Node(…, criterion=…)")
         part = self._labels.part(of, proof)
+        if self._copy_watch is not None:
+            self._copy_watch.look(outputs, part, self._labels.whole, of, tokens)
         return self._part_loss(outputs, part, self._labels.whole, of)
 
     def finished_part(self, loss: torch.Tensor, of: MicroBatch) -> float | None:

@@ -129,6 +129,17 @@ def _content(tensor: torch.Tensor) -> int:
     return xxhash.xxh3_64_intdigest(raw.numpy().data) & _DIGEST | varies
 
 
+def tokens_in(item: Any) -> Iterator[torch.Tensor]:
+    """Tensors that may be words: whole numbers, several to a row."""
+    for tensor in tensors_in(item):
+        if tensor.dtype in (torch.int32, torch.int64) and tensor.dim() > 1:
+            yield tensor
+
+
+def token_digest(tensor: torch.Tensor) -> int:
+    return _content(tensor.long())
+
+
 def tensors_in(item: Any) -> Iterator[torch.Tensor]:
     """Every tensor of a batch, in the order of its structure."""
     if isinstance(item, torch.Tensor):

@@ -317,10 +317,12 @@ class StageRunner:
         work.item = item = self._first_pass(work, instruction.version)
         self.meter.forwards += 1
         if self._leaf is not None:
-            leaf, proof = self._leaf, work.message.proof
-            self._with_room(
-                lambda: self._passes.with_loss(item, lambda made: leaf.loss(made, of, proof)), of
-            )
+            leaf, told = self._leaf, work.message
+
+            def loss(made: Any) -> torch.Tensor:
+                return leaf.loss(made, of, told.proof, told.tokens)
+
+            self._with_room(lambda: self._passes.with_loss(item, loss), of)
             self.copies.finish_pass()
             work.served_s = self._clock() - started
         else:

@@ -86,6 +86,8 @@ class Forward(_Typed, frozen=True, kw_only=True):
     carried: tuple[Carried, ...]
     proof: tuple[Count, ...] = ()
     """Digests of what the Root reads as this batch, for the Leaf to compare with its own."""
+    tokens: Annotated[tuple[Count, ...], Meta(max_length=1000)] = ()
+    """Digests of whole numbers that the model is given, with the first batches."""
 
 
 class Backward(_Typed, frozen=True, kw_only=True):
