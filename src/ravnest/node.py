@@ -26,6 +26,7 @@ from ravnest.provider.compute.optimizers import optimizer_named
 from ravnest.provider.compute.room import Room
 from ravnest.provider.compute.updating import UpdateSettings
 from ravnest.provider.control import Control
+from ravnest.provider.criterion import OwnLoss, criterion_of
 from ravnest.provider.document import read_document
 from ravnest.provider.inputs import BatchInputs
 from ravnest.provider.leaf import LeafSettings, Metric
@@ -89,7 +90,7 @@ class Node:
         lr_scheduler: Callable[..., Any] | None = None,
         lr_scheduler_params: Mapping[str, Any] | None = None,
         lr_step_on_epoch_change: bool = True,
-        criterion: Callable[[Any, Any], torch.Tensor] | None = None,
+        criterion: Callable[[Any, Any], torch.Tensor] | Literal["output"] | None = None,
         update_frequency: int = 1,
         reduce_factor: int | None = None,
         labels: Any = None,
@@ -138,7 +139,7 @@ class Node:
         several = self.document.ring_size > 1
         share = Shard(self.cluster_id, self.document.ring_size) if several else WHOLE
         packing = Compression.of(compression)
-        self.criterion = criterion
+        self.criterion = criterion = criterion_of(criterion)
         farewell_s = seconds("farewell_s", farewell_s)
         self._model = model
         self._package = load_package(Path(self.document.template_path), package_limits)
@@ -326,7 +327,8 @@ class Node:
                 "there is nothing to train with: give Node an optimizer, such as "
                 "optimizer=torch.optim.AdamW, optimizer_params={'lr': 1e-3}"
             )
-        for name in ("criterion", "labels") if self.is_leaf else ():
+        needed = ("criterion",) if isinstance(self.criterion, OwnLoss) else ("criterion", "labels")
+        for name in needed if self.is_leaf else ():
             if getattr(settings.leaf, name) is None:
                 raise NodeError(f"the Leaf cannot train without {name}: Node(…, {name}=…)")
 

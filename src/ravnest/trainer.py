@@ -13,6 +13,7 @@ from ravnest.callbacks import Callback, CallbackList, Progress
 from ravnest.errors import NodeError
 from ravnest.node import Node
 from ravnest.provider.control import Control
+from ravnest.provider.criterion import OwnLoss
 from ravnest.provider.leaf import score_of
 from ravnest.provider.options import made_with, not_negative, positive
 from ravnest.provider.surroundings import REPORTS
@@ -69,7 +70,9 @@ class Trainer:
         self.batches_done = 0
         """Of an epoch that was stopped in the middle."""
         self.was_stopped = False
-        if val_loader is not None and node.is_leaf and node.settings.leaf.test_labels is None:
+        leaf = node.settings.leaf
+        needs_labels = node.is_leaf and not isinstance(leaf.criterion, OwnLoss)
+        if val_loader is not None and needs_labels and leaf.test_labels is None:
             raise NodeError(
                 "there is a val_loader, but nothing to compare with: Node(…, test_labels=…) needs "
                 "the same data on the Leaf"

@@ -57,7 +57,8 @@ def _first_tensor(outputs: Any) -> torch.Tensor | None:
         values = [outputs["logits"]] if "logits" in outputs else outputs.values()
     elif isinstance(outputs, tuple | list):
         values = outputs
-    return next((value for value in values if isinstance(value, torch.Tensor)), None)
+    tensors = (value for value in values if isinstance(value, torch.Tensor))
+    return next((tensor for tensor in tensors if tensor.dim()), None)  # no loss of the model's own
 
 
 def _labels_of(batch: Any) -> torch.Tensor | None:

@@ -14,7 +14,7 @@ had nothing to ignore.
 import copy
 import logging
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -28,6 +28,41 @@ from ravnest.wire.messages import MicroBatch
 logger = logging.getLogger("ravnest")
 
 
+class OwnLoss:
+    """The loss that the model computes itself, of labels that are among its inputs. It is taken for
+    a mean over rows: parts of a batch count by theirs."""
+
+    def __call__(self, outputs: Any, _: Any = None) -> torch.Tensor:
+        found = outputs
+        if isinstance(outputs, Mapping):
+            found = outputs.get("loss")
+        elif isinstance(outputs, tuple | list) and not hasattr(outputs, "loss"):
+            found = outputs[0] if outputs else None
+        elif not isinstance(outputs, torch.Tensor):
+            found = getattr(outputs, "loss", None)
+        if isinstance(found, torch.Tensor) and found.dim() == 0 and found.is_floating_point():
+            return found
+        shapes = [list(tensor.shape) for tensor in tensors_in(outputs)][:5]
+        raise NodeError(
+            'criterion="output" takes the loss from what the model returns: a single number, or '
+            f"one that is called `loss`, or comes first. This model returns tensors of shapes "
+            f"{shapes} (models of transformers have a loss if they are given labels). Give a "
+            "criterion(outputs, batch) instead, or let the model return its loss"
+        )
+
+
+def criterion_of(given: Any) -> Callable[[Any, Any], Any] | None:
+    """What was given, or what its name stands for."""
+    if given == "output":
+        return OwnLoss()
+    if given is not None and not callable(given):
+        raise NodeError(
+            f'criterion is {given!r}; expected criterion(outputs, batch), or "output" for the loss '
+            "that the model computes itself"
+        )
+    return given  # type: ignore[no-any-return]
+
+
 class PartLoss:
     """Gives every micro-batch its share of the loss of its batch."""
 
@@ -35,7 +70,8 @@ class PartLoss:
         self._criterion = criterion
         self._adds_up = getattr(criterion, "reduction", "mean") == "sum"
         self._summed = _summed(criterion)
-        self._known = self._adds_up or self._summed is not None
+        told = isinstance(criterion, OwnLoss)
+        self._known = told or self._adds_up or self._summed is not None
         self._seems_mean = self._seldom = False
         self._parts_seen = 0
         _warn_of_parameters(criterion)

@@ -13,7 +13,7 @@ from ravnest.errors import DataError, NodeError
 from ravnest.provider.accuracy import accuracy
 from ravnest.provider.batches import has_rows, part_bounds, rows_of
 from ravnest.provider.copying import CopyWatch
-from ravnest.provider.criterion import PartLoss
+from ravnest.provider.criterion import OwnLoss, PartLoss
 from ravnest.provider.proof import Comparison, proof_of, tensors_in
 from ravnest.provider.shards import WHOLE, Shard, shard
 from ravnest.wire.messages import MicroBatch
@@ -64,6 +64,10 @@ class LabelFeed:
         item = self._current[1]
         start, stop = part_bounds(of.batch_rows, of.parts)[of.part]
         return rows_of(item, of.batch_rows, start, stop)
+
+    @property
+    def is_empty(self) -> bool:
+        return self._source is None
 
     @property
     def whole(self) -> Any:
@@ -289,10 +293,12 @@ class Leaf:
         self._said_no_score = False
         self._batch_loss = 0.0
         self._update_losses: list[float] = []
-        self._part_loss = self._copy_watch = None
+        self._part_loss: PartLoss | None = None
+        self._copy_watch: CopyWatch | None = None
         if settings.criterion is not None:
             self._part_loss = PartLoss(settings.criterion)
-            self._copy_watch = None if settings.reconstructs else CopyWatch(settings.criterion)
+            if not settings.reconstructs and not isinstance(settings.criterion, OwnLoss):
+                self._copy_watch = CopyWatch(settings.criterion)
 
     def loss(
         self,
@@ -304,10 +310,16 @@ class Leaf:
         """Of one part, weighted so that the parts of a batch add up to the batch's loss."""
         if self._part_loss is None:
             raise NodeError("the Leaf needs a criterion to train: Node(…, criterion=…)")
-        part = self._labels.part(of, proof)
+        part = self._part(self._labels, of, proof)
         if self._copy_watch is not None:
             self._copy_watch.look(outputs, part, self._labels.whole, of, tokens)
         return self._part_loss(outputs, part, self._labels.whole, of)
+
+    def _part(self, feed: LabelFeed, of: MicroBatch, proof: tuple[int, ...]) -> Any:
+        """Nothing, where the model gets its labels itself and none were given here."""
+        if feed.is_empty and isinstance(self._settings.criterion, OwnLoss):
+            return None
+        return feed.part(of, proof)
 
     def finished_part(self, loss: torch.Tensor, of: MicroBatch) -> float | None:
         """The loss of the whole batch, once its last part is through."""
@@ -326,7 +338,7 @@ class Leaf:
 
     def judge(self, outputs: Any, of: MicroBatch, proof: tuple[int, ...]) -> None:
         """Count one batch of a validation pass."""
-        batch = self._test_labels.part(of, proof)
+        batch = self._part(self._test_labels, of, proof)
         for name, metric in (self._settings.metrics or {"accuracy": accuracy}).items():
             value = metric(outputs, batch)
             if value is not None:
