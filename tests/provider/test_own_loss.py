@@ -5,11 +5,12 @@ import copy
 import pytest
 import torch
 from pipelines import pipeline, settings_for
+from test_leaf import part
 from torch import nn
 
 from ravnest.errors import NodeError
 from ravnest.provider.compute.updating import UpdateSettings
-from ravnest.provider.criterion import OwnLoss, criterion_of
+from ravnest.provider.criterion import OwnLoss, PartLoss, criterion_of
 from ravnest.provider.leaf import Leaf, LeafSettings
 
 SGD = UpdateSettings(optimizer=torch.optim.SGD, optimizer_params={"lr": 0.2, "momentum": 0.9})
@@ -55,8 +56,6 @@ def test_a_model_that_returns_its_loss_trains_as_on_one_machine(tmp_path, return
 
 
 def test_it_judges_by_that_loss_and_by_labels_if_there_are_any(tmp_path):
-    from test_leaf import part
-
     loss, logits = torch.tensor(0.5), torch.eye(3)
     right = {"loss": 0.5, "accuracy": pytest.approx(2 / 3)}
     for outputs, labels, expected in (
@@ -83,3 +82,9 @@ def test_names_that_mean_nothing_are_refused():
         criterion_of("outputs")
     assert criterion_of(None) is None
     assert criterion_of(nn.functional.mse_loss) is nn.functional.mse_loss
+
+
+def test_a_criterion_that_is_given_a_loss_says_what_to_do():
+    of = part(0, 4)
+    with pytest.raises(NodeError, match=r'a single number.*Node\(criterion="output"\)'):
+        PartLoss(nn.CrossEntropyLoss())(torch.tensor(1.0), *[torch.arange(4)] * 2, of)

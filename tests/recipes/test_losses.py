@@ -54,6 +54,24 @@ def test_a_loss_by_name_is_that_of_torch(name, params, target, torch_loss):
     torch.testing.assert_close(value(SCORES, target, name, **params), torch_loss(SCORES, target))
 
 
+@pytest.mark.parametrize("reduction", ["mean", "sum"])
+def test_a_loss_of_the_models_own_counts_by_rows(reduction):
+    """Or as it is, if it is a sum."""
+    criterion = build_criterion(recipe(loss("output", reduction=reduction)))
+    rows, whole = torch.rand(6), {"target_0": CLASSES}
+    of_rows = rows.mean if reduction == "mean" else rows.sum
+    torch.testing.assert_close(criterion(of_rows(), whole), of_rows())
+    shares = [
+        criterion.share_of_batch(
+            getattr(rows[first:last], reduction)(), {"target_0": CLASSES[first:last]}, whole
+        )
+        for first, last in part_bounds(6, 4)
+    ]
+    torch.testing.assert_close(sum(shares), of_rows())
+    with pytest.raises(JobError, match=r"'output' is one that the model computes itself"):
+        criterion(SCORES, whole)
+
+
 def test_probabilities_are_compared_by_bce():
     shares = SCORES.sigmoid()
     torch.testing.assert_close(value(shares, NUMBERS, "bce"), nn.BCELoss()(shares, NUMBERS))

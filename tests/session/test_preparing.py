@@ -143,6 +143,31 @@ def test_what_is_said_counts(prepared):
     assert [one.name for one in recipe.metrics] == ["accuracy", "top_k"]
 
 
+class Judges(nn.Module):
+    """Returns what models of transformers return if they are given labels."""
+
+    def __init__(self):
+        super().__init__()
+        self.scores = nn.Linear(4, 3)
+
+    def forward(self, x, labels):
+        logits = self.scores(x)
+        return {"loss": nn.functional.cross_entropy(logits, labels), "logits": logits}
+
+
+def test_a_model_that_computes_its_loss_itself_can_be_handed_over(prepared):
+    x, labels = torch.rand(ROWS, 4), torch.randint(3, (ROWS,))
+    found = prepared(
+        model=Judges(),
+        example_args=(x[:8], labels[:8]),
+        data={"x": x, "labels": labels},
+        loss="output",
+    )
+    (loss,) = found.spec.recipe.losses
+    assert (loss.name, loss.output, loss.target.field) == ("output", ("loss",), "labels")
+    assert {one.argument for one in found.spec.recipe.inputs} == {"x", "labels"}
+
+
 def test_text_is_learnt_token_by_token(prepared):
     windows = TokenWindows(np.arange(300) % 30, 6)
     example = torch.zeros(4, 6, dtype=torch.int64)

@@ -103,7 +103,17 @@ class PartLoss:
         return loss if self._adds_up else loss * (of.rows / of.batch_rows)
 
     def _value(self, outputs: Any, labels: Any) -> torch.Tensor:
-        return self._check(self._criterion(outputs, labels))
+        try:
+            loss = self._criterion(outputs, labels)
+        except Exception as error:
+            if isinstance(outputs, torch.Tensor) and not outputs.dim():
+                raise NodeError(
+                    f"the criterion cannot do anything with the model's output, which is a single "
+                    f"number ({error}). If that is the loss, which the model has computed itself: "
+                    'Node(criterion="output")'
+                ) from error
+            raise
+        return self._check(loss)
 
     def _check(self, loss: Any) -> torch.Tensor:
         if not isinstance(loss, torch.Tensor) or loss.numel() != 1:

@@ -169,6 +169,19 @@ def _binary(values: Values) -> Built:
     return Built(total, lambda output, target: float(target.numel()))
 
 
+def _own(values: Values) -> Built:
+    def total(output: Any, target: Any) -> Any:
+        if output.ndim:
+            raise JobError(
+                "the loss 'output' is one that the model computes itself, a single number; this "
+                f"output has shape {list(output.shape)}: say `output`, or another loss"
+            )
+        output = _wide(output)
+        return output if values["reduction"] == "sum" else output * float(target.shape[0])
+
+    return Built(total, lambda output, target: float(target.shape[0]))
+
+
 _CLASSES = {
     "ignore_index": _IGNORE,
     "weight": _WEIGHT,
@@ -268,6 +281,13 @@ LOSSES = Registry(
                 "reduction": _REDUCTION,
             },
             build=_divergence,
+        ),
+        "output": _Loss(
+            "What the model itself returns as its loss, of labels that are among its inputs. The "
+            "target only says how many rows there are.",
+            {"reduction": _REDUCTION},
+            build=_own,
+            targets="either",
         ),
     },
 )

@@ -69,10 +69,18 @@ def prepare(request: JobRequest, folder: Path) -> Prepared:
     files = [*model, *train.files(), *(validation.files() if validation else ())]
     if request.script is None:
         inputs, target = inputs_and_target(request, train.spec.fields, arguments)
-        output = _output(request, model_folder)
+        scores = _output(request, model_folder, "logits")
         recipe = Recipe(
             inputs=inputs,
-            losses=tuple(_loss_spec(loss, given, target, output) for loss, given in losses),
+            losses=tuple(
+                _loss_spec(
+                    loss,
+                    given,
+                    target,
+                    _output(request, model_folder, "loss") if loss.name == "output" else scores,
+                )
+                for loss, given in losses
+            ),
             optimizer=optimizer,
             schedule=schedule,
             schedule_per=request.schedule_per,
@@ -164,8 +172,9 @@ def _arguments(graph: StageGraph) -> list[FieldSpec]:
     return found
 
 
-def _output(request: JobRequest, model: Path) -> tuple[str | int, ...]:
-    """Where the scores are in what the model returns: as said, or a single tensor, or "logits"."""
+def _output(request: JobRequest, model: Path, usual: str) -> tuple[str | int, ...]:
+    """Where scores or loss are in what the model returns: as said, or a single tensor, or under
+    their usual name."""
     given = request.output
     path = tuple(given) if isinstance(given, tuple | list) else (given,)
     if path:
@@ -175,7 +184,7 @@ def _output(request: JobRequest, model: Path) -> tuple[str | int, ...]:
     if isinstance(result, dict) and "leaf" in result:
         return ()
     fields = dict(result.get("fields") or result.get("dict") or ()) if result else {}
-    return ("logits",) if "logits" in fields else ()
+    return (usual,) if usual in fields else ()
 
 
 # ---- the recipe ----
