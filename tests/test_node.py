@@ -12,6 +12,7 @@ from torch import nn
 
 from ravnest import Averaging, Node, Trainer, clusterize
 from ravnest.errors import NodeError, RavnestError
+from ravnest.ports import free_ports
 from ravnest.wire.security import TlsFiles
 
 
@@ -226,3 +227,38 @@ def test_every_update_has_a_number_of_its_own(folder):
     numbers += [of.update for of, *_ in node._numbers.training(1)]
     assert orders == ["average"]
     assert numbers == [0, 1]
+
+
+class Speller(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.words, self.scores = nn.Embedding(9, 8), nn.Linear(8, 9)
+
+    def forward(self, words):
+        return self.scores(self.words(words))
+
+
+@pytest.mark.parametrize("reconstructs", [False, True])
+def test_labels_that_are_the_inputs_are_refused_with_the_first_batch(tmp_path, reconstructs):
+    """The Root says what it gives to the model, the Leaf what it is asked for."""
+    pool = {"0": {"IP": f"127.0.0.1:{free_ports(1)[0]}", "benchmarks": {"ram": 2, "bandwidth": 9}}}
+    (tmp_path / "node_configs.json").write_text(json.dumps(pool))
+    words = list(torch.randint(0, 9, (3, 4, 7)))
+    clusterize(Speller(), (words[0],), node_data=tmp_path, quiet=True)
+    node = make(
+        tmp_path,
+        start=True,
+        optimizer="sgd",
+        criterion=lambda outputs, labels: nn.functional.cross_entropy(outputs.mT, labels),
+        labels=words,
+        loss_filename=str(tmp_path / "losses.txt"),
+        reconstructs=reconstructs,
+    )
+    try:
+        if reconstructs:
+            Trainer(node=node, train_loader=words).train()
+        else:
+            with pytest.raises(RavnestError, match="learn to copy its input"):
+                Trainer(node=node, train_loader=words).train()
+    finally:
+        node.close()
