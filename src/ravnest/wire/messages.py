@@ -16,6 +16,7 @@ PROTOCOL = 7
 Count = Annotated[int, Meta(ge=0, lt=2**62)]
 Text = Annotated[str, Meta(max_length=4000)]
 Name = Annotated[str, Meta(max_length=1000)]
+Factor = Annotated[float, Meta(gt=0.0, le=1e300)]
 Shape = Annotated[tuple[Count, ...], Meta(max_length=64)]
 
 
@@ -95,7 +96,7 @@ class Backward(_Typed, frozen=True, kw_only=True):
 
     of: MicroBatch
     carried: tuple[Carried, ...]
-    loss_scale: float = 1.0
+    loss_scale: Factor = 1.0
     """Its gradients are so many times too large."""
     squared_norm: float = 0.0
     """Of what all later stages have accumulated, with the last part of a batch; not finite where
@@ -126,7 +127,7 @@ class TiedGradient(_Typed, frozen=True, kw_only=True):
     owner: Count
     update: Count
     """The optimizer step that the batch contributes to."""
-    loss_scale: float = 1.0
+    loss_scale: Factor = 1.0
     """They are so many times too large."""
 
 
@@ -142,7 +143,7 @@ class TotalNorm(_Typed, frozen=True, kw_only=True):
 
     update: Count
     squared_norm: float
-    loss_scale: float = 1.0
+    loss_scale: Factor = 1.0
     """By which the gradients had been multiplied."""
 
 
