@@ -121,6 +121,22 @@ def test_a_batch_that_tells_nothing_is_followed_by_others():
             watch.look(outputs, labels, labels, part(), tokens)
 
 
+@pytest.mark.parametrize(
+    "criterion",
+    [
+        lambda outputs, labels: plain(outputs.div_(2.0), labels.roll(-1, 1)),
+        lambda outputs, labels: outputs.mean((1, 2)),
+        lambda outputs, labels: 3.0,
+    ],
+    ids=["writes to its input", "no single number", "no tensor"],
+)
+def test_a_criterion_that_cannot_be_tried_is_left_alone(criterion):
+    words, outputs = text(), torch.randn(ROWS, LENGTH, WORDS)
+    before = outputs.clone()
+    CopyWatch(criterion).look(outputs, words, words, part(), [token_digest(words)])
+    assert torch.equal(outputs, before)
+
+
 def test_what_has_been_looked_at_is_not_looked_at_again():
     calls = []
 

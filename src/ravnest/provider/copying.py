@@ -12,6 +12,7 @@ smooths or shifts, does not matter. The Leaf knows the inputs if they are among 
 labels: the Root sends digests of what it gives to the model, with the first batches.
 """
 
+import logging
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -23,6 +24,7 @@ from ravnest.provider.proof import token_digest, tokens_in
 from ravnest.stage import structure
 from ravnest.wire.messages import MicroBatch
 
+logger = logging.getLogger("ravnest")
 _TELLING = 8
 """So many positions, at least, before anything is concluded."""
 
@@ -53,15 +55,17 @@ class CopyWatch:
     def _pulls(self, outputs: Any, labels: Any) -> list[tuple[torch.Tensor, torch.Tensor]]:
         """Tensors of the output, and the criterion's gradients of them."""
         leaves: list[torch.Tensor] = []
-        shape = structure.flatten(outputs, leaves, "the model's output")
-        with torch.enable_grad():
-            apart = [leaf.detach().requires_grad_(leaf.is_floating_point()) for leaf in leaves]
-            loss = self._criterion(structure.rebuild(shape, apart.__getitem__), labels)
-        scores = [leaf for leaf in apart if leaf.requires_grad]
-        if not isinstance(loss, torch.Tensor) or loss.numel() != 1 or not loss.requires_grad:
-            return []  # said elsewhere
         found: list[torch.Tensor | None] = []
-        found += torch.autograd.grad(loss, scores, allow_unused=True)
+        shape = structure.flatten(outputs, leaves, "the model's output")
+        apart = [leaf.detach().requires_grad_(leaf.is_floating_point()) for leaf in leaves]
+        scores = [leaf for leaf in apart if leaf.requires_grad]
+        try:
+            with torch.enable_grad():
+                loss = self._criterion(structure.rebuild(shape, apart.__getitem__), labels)
+            found += torch.autograd.grad(loss, scores, allow_unused=True)
+        except Exception as error:  # if it is wrong, that shows when it is called in earnest
+            logger.debug("what the criterion asks for cannot be found out: %s", error)
+            return []
         return [(s, g) for s, g in zip(scores, found, strict=True) if g is not None]
 
     def _compare(self, gradient: torch.Tensor, inputs: torch.Tensor, axis: int) -> None:
