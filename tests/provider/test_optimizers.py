@@ -162,6 +162,20 @@ def test_stages_that_coalesce_differently_see_the_same_plateau():
     assert rates[0][7] < 1
 
 
+def test_the_norm_of_sparse_and_of_half_gradients_is_that_of_dense_ones():
+    """Rows that come twice are added up first; squares of half precision would overflow."""
+    sparse = nn.Embedding(5, 3, sparse=True)
+    sparse(torch.tensor([1, 1, 2])).sum().backward()
+    half = nn.Parameter(torch.ones(4, dtype=torch.float16))
+    half.grad = torch.full((4,), 3e4, dtype=torch.float16)
+    for parameter, expected in ((sparse.weight, 15.0), (half, 4 * 9e8)):
+        module = nn.Module()
+        module.register_parameter("only", parameter)
+        versions = WeightVersions(module)
+        updater = Updater(versions, versions.masters, UpdateSettings(optimizer=torch.optim.SGD))
+        assert updater.squared_norm(1.0) == pytest.approx(expected, rel=1e-3)
+
+
 def test_training_without_an_optimizer_is_refused():
     updater = updater_with(optimizer=None)
     with pytest.raises(NodeError, match="nothing to train with"):
