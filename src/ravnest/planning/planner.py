@@ -13,6 +13,7 @@ import msgspec
 import torch
 import xxhash
 
+from ravnest.in_flight import least_in_flight
 from ravnest.plan import (
     ClusterPlan,
     IdleProvider,
@@ -99,7 +100,7 @@ def _micro_batches_in_flight(
     found, beyond_s = [], 0.0
     for k in reversed(range(stages)):
         least = training.in_flight(k, stages)
-        spare = least - (stages - k)
+        spare = least - least_in_flight(k, stages, divided=False)
         wanted = math.floor(beyond_s / pace_s + 0.5) + 1 + spare if pace_s > 0 else least
         found.append(least if k == stages - 1 else max(least, wanted))
         beyond_s += _compute_s(costs, layout, k, training) / parts

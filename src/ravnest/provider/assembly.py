@@ -7,6 +7,7 @@ from typing import Literal
 
 from torch import nn
 
+from ravnest.in_flight import least_in_flight
 from ravnest.provider.averaging.share import Rules as AveragingRules
 from ravnest.provider.averaging.share import Share
 from ravnest.provider.compression import Compression
@@ -133,9 +134,8 @@ def _share(
 def _window(stage: int, stages: int, settings: StageSettings) -> WindowLimits:
     if stage == stages - 1:
         return WindowLimits(1, 1)
-    # Whole batches in flight are old, and take much memory: none to spare of those.
-    spare = 1 if settings.micro_batches > 1 else 0
-    least = stages - stage + spare
+    least = least_in_flight(stage, stages, divided=settings.micro_batches > 1)
+    spare = least - least_in_flight(stage, stages, divided=False)
     most = 8 * least if settings.most_in_flight is None else settings.most_in_flight
     return WindowLimits(min(least, most), most, spare)
 

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from ravnest.in_flight import least_in_flight, parts_for
 from ravnest.plan import MemoryEstimate
 from ravnest.planning.costing.fixed import BORDER_S, CALL_S, PART_S, UPDATE_S
 
@@ -41,18 +42,12 @@ class Division:
     """What the requester wants, whatever would be chosen."""
 
     def parts(self, stages: int) -> int:
-        """Micro-batches per batch for a pipeline of so many stages.
-
-        A stage has to keep as many micro-batches in flight as there are stages behind it, and those
-        of the next batch that it begins before this one's update are a step behind. With twice as
-        many parts as that, no more than every other micro-batch on the first stage is.
-        """
+        """Micro-batches per batch for a pipeline of so many stages."""
         if self.parts_asked is not None:
             return max(1, min(self.parts_asked, self.batch_rows))
-        if self.least_rows is None or stages == 1:
+        if self.least_rows is None:
             return 1
-        rows = max(self.least_rows, self.batch_rows // (2 * (stages - 1)), 1)
-        return max(1, self.batch_rows // rows)
+        return max(1, min(parts_for(stages), self.batch_rows // max(self.least_rows, 1)))
 
     def share(self, stages: int) -> float:
         """Of a batch, that its largest micro-batch makes up."""
@@ -71,8 +66,7 @@ class TrainingMemory:
 
     def in_flight(self, stage: int, stages: int) -> int:
         """Micro-batches between their forward and their backward on this stage."""
-        spare = 1 if self.division.parts(stages) > 1 and stage < stages - 1 else 0
-        return stages - stage + spare
+        return least_in_flight(stage, stages, divided=self.division.parts(stages) > 1)
 
     def batches_in_flight(self, stage: int, stages: int) -> float:
         """The same in whole batches."""

@@ -21,8 +21,8 @@ meantime are taken along (coalesced). A batch in at least S-1 micro-batches neve
 
     F0.0[0] F0.1[0] F1.0[0] B0.0 F1.1[0] B0.1 U→1 F2.0[1] B1.0 F2.1[1] B1.1 U→2 F3.0[2] …
 
-So a micro-batch is forwarded with weights that lack at most one update, and only the first S-1-s of
-each batch lack one at all. On the last stage nothing is ever in flight, and no weights are old.
+So a micro-batch is forwarded with weights that lack at most one update, and of each batch only as
+many lack one as the stage keeps in flight, less one. On the last stage no weights are old.
 """
 
 from collections import deque
