@@ -58,7 +58,8 @@ def clusterize(
             without it. By default everybody who can be used is used, and a note says what it would
             gain to leave somebody out; 1.0 seeks speed alone.
         optimizer: how much memory its state takes: "sgd", "momentum", "adam", "adamw",
-            "muon", one of torch's classes of these names, or a number of bytes per byte of weights.
+            "nadam", "nadamw", "muon", one of torch's classes of these names, or a number of bytes
+            per byte of weights.
         micro_batches: parts into which the pipeline divides each batch; still one update per batch.
             "auto" chooses by the number of stages, and leaves batches whole where the results of
             their rows depend on each other (BatchNorm).

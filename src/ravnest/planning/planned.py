@@ -25,7 +25,16 @@ from ravnest.rundir import RunDir
 
 logger = logging.getLogger("ravnest.planning")
 
-OPTIMIZER_FACTORS = {"sgd": 0.0, "momentum": 1.0, "adam": 2.0, "adamw": 2.0, "muon": 1.0}
+OPTIMIZER_FACTORS = {
+    "sgd": 0.0,
+    "momentum": 1.0,
+    "adam": 2.0,
+    "adamw": 2.0,
+    "nadam": 2.0,
+    "nadamw": 2.0,
+    # One for hidden matrices; embeddings, heads and vectors may be nearly all there is of a stage.
+    "muon": 2.0,
+}
 """Bytes of optimizer state per byte of trainable weights."""
 
 _SELF_CHECK_LIMIT = 2_000_000_000

@@ -23,6 +23,7 @@ from ravnest.provider.schedule.pipeline import Rules, StageSchedule
 from ravnest.provider.schedule.window import InFlightWindow, WindowLimits
 from ravnest.provider.telemetry import Telemetry
 from ravnest.provider.tied import TiedParameters
+from ravnest.stage.matrices import hidden_matrices
 from ravnest.stage.module import StageModule
 from ravnest.stage.package import StagePackage, save_trained, settle_trained
 
@@ -72,7 +73,14 @@ def build_runner(
     sums_up = clips or settings.precision.may_overflow
     waits = sums_up if settings.schedule == "sync" else clips
     copies = copies_for(stage.device)
-    updater = Updater(versions, owned, settings.update, scale_adapts=settings.precision.adapts)
+    kinds = hidden_matrices(graph)
+    updater = Updater(
+        versions,
+        owned,
+        settings.update,
+        matrices={named[name]: kind for name, kind in kinds.items() if name in named},
+        scale_adapts=settings.precision.adapts,
+    )
     return StageRunner(
         passes=StagePasses(
             stage,

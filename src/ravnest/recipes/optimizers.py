@@ -93,6 +93,17 @@ OPTIMIZERS = Registry(
             },
             torch_name="NAdam",
         ),
+        "nadamw": _Optimizer(
+            "Adam with a look ahead and weight decay apart from the gradient: the first choice for "
+            "deep pipelines.",
+            {
+                "lr": _rate(1e-3),
+                "betas": _BETAS,
+                "eps": _eps(1e-8),
+                "weight_decay": Param("number", 0.01, "weight decay", low=0.0),
+                "momentum_decay": Param("number", 4e-3, "of the momentum", low=0.0),
+            },
+        ),
         "radam": _Optimizer(
             "Adam that begins carefully.",
             {
@@ -145,12 +156,13 @@ OPTIMIZERS = Registry(
             torch_name="Adadelta",
         ),
         "muon": _Optimizer(
-            "Muon for matrices and AdamW for everything else; needs torch 2.9 or later.",
+            "Muon for hidden matrices; AdamW for embeddings, heads and vectors.",
             {
                 "lr": _rate(1e-3),
                 "weight_decay": Param("number", 0.01, "weight decay", low=0.0),
                 "momentum": _share(0.95, "of the matrices"),
                 "betas": _BETAS,
+                "eps": _eps(1e-8),
             },
         ),
     },

@@ -15,10 +15,12 @@ from ravnest.provider.averaging.outer import Nesterov
 from ravnest.provider.averaging.settings import Averaging
 from ravnest.provider.averaging.share import Outcome, Rules, Share
 from ravnest.provider.averaging.vectors import Layout, Vectors
+from ravnest.provider.compute.optimizers import Muon
 from ravnest.provider.compute.updating import UpdateSettings
 
 SGD = UpdateSettings(optimizer=torch.optim.SGD, optimizer_params={"lr": 0.1, "momentum": 0.9})
 ADAM = UpdateSettings(optimizer=torch.optim.Adam, optimizer_params={"lr": 0.01})
+MUON = UpdateSettings(optimizer=Muon, optimizer_params={"lr": 0.01})
 NEVER = 10**9
 SOON = Averaging(connect_s=20, resume_s=2)
 """Who is not there is given up before the test is."""
@@ -253,11 +255,12 @@ def test_compressed_rounds_learn_and_end_with_the_same_bytes(tmp_path, codec):
         assert sum(found[-10:]) < 0.8 * sum(found[:10])
 
 
-def test_optimizer_state_is_averaged_if_asked_for(tmp_path):
+@pytest.mark.parametrize("update", [ADAM, MUON])
+def test_optimizer_state_is_averaged_if_asked_for(tmp_path, update):
     torch.manual_seed(0)
     model = Normed()
     data = [rows(c) for c in range(2)]
-    given = settings(data, square, ADAM, NEVER, average_optim=True)
+    given = settings(data, square, update, NEVER, average_optim=True)
     with clusters(model, (data[0][0],), tmp_path, given, (2, 3)) as made:
         made.all(feed(data))
         moments = []
@@ -268,7 +271,8 @@ def test_optimizer_state_is_averaged_if_asked_for(tmp_path):
                 for name in share._parameters:
                     found |= runtime.user.ask(lambda s=share, n=name: s._moments([n]))
             moments.append(found)
-    assert len(moments[0]) == 2 * len(list(model.parameters()))
+    hidden = 4 if update is MUON else 0  # the last of the five matrices is the head
+    assert len(moments[0]) == 2 * len(list(model.parameters())) - hidden
     assert_same_bytes(moments)
     assert all((value >= 0).all() for name, value in moments[0].items() if "sq" in name)
 

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from ravnest.errors import NodeError
-from ravnest.provider.compute.optimizers import OptimizerFactory
+from ravnest.provider.compute.optimizers import OptimizerFactory, grouped
 from ravnest.provider.compute.room import Room, StepMemory
 from ravnest.provider.compute.versions import WeightVersions
 from ravnest.stage.local import added
@@ -65,10 +65,13 @@ class Updater:
         owned: Sequence[nn.Parameter],
         settings: UpdateSettings,
         *,
+        matrices: Mapping[nn.Parameter, str] | None = None,
         scale_adapts: bool = False,
     ) -> None:
+        """`matrices` are the hidden ones among the owned, for optimizers that treat them apart."""
         self._versions = versions
         self._owned = list(owned)
+        self._matrices = dict(matrices or {})
         self._settings = settings
         self._scale_adapts = scale_adapts
         self.loss_scale = 1.0
@@ -89,7 +92,7 @@ class Updater:
             return None
         name = getattr(factory, "__name__", factory)
         try:
-            optimizer = factory(self._owned, **params)
+            optimizer = factory(self._as_wanted(factory), **params)
         except (TypeError, ValueError) as error:
             raise NodeError(
                 f"the optimizer {name!r} cannot be made from optimizer_params={params!r}: {error}"
@@ -101,6 +104,11 @@ class Updater:
                 "pipeline cannot do; choose one whose step() needs no closure"
             )
         return optimizer
+
+    def _as_wanted(self, factory: OptimizerFactory) -> Sequence[Any]:
+        if getattr(factory, "tells_matrices", False):
+            return grouped(self._owned, self._matrices)
+        return self._owned
 
     def set_scheduler(self, factory: Callable[..., Any], params: Mapping[str, Any]) -> None:
         if self.optimizer is None:
