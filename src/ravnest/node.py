@@ -108,6 +108,7 @@ class Node:
         max_in_flight: int | None = None,
         clip_grad_norm: float | None = None,
         clip_grad_value: float | None = None,
+        look_ahead: bool = True,
         precision: str | None = None,
         loss_scale: float | None = None,
         recompute: bool | Literal["auto"] = "auto",
@@ -157,6 +158,7 @@ class Node:
                 lr_step_on_epoch_change=lr_step_on_epoch_change,
                 clip_norm=positive_number("clip_grad_norm", clip_grad_norm),
                 clip_value=positive_number("clip_grad_value", clip_grad_value),
+                look_ahead=bool(look_ahead),
             ),
             leaf=LeafSettings(
                 criterion=criterion,

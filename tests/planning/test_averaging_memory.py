@@ -82,12 +82,12 @@ def chain(*, averaged):
 
 
 def test_memory_for_two_clusters_that_do_not_average_is_memory_for_one_that_does():
-    """Each of two providers needs 20 MB in training, and 30 MB if they average with two others."""
-    pool = [provider(i, memory_gb=0.022) for i in range(4)]
+    """Each of two providers needs 24 MB in training, and 32 MB if they average with two others."""
+    pool = [provider(i, memory_gb=0.026) for i in range(4)]
     assert len(form_clusters(chain(averaged=False), pool).clusters) == 2
     (cluster,) = form_clusters(chain(averaged=True), pool).clusters
     assert len(cluster.providers) == 4
-    ample = [provider(i, memory_gb=0.032) for i in range(4)]
+    ample = [provider(i, memory_gb=0.034) for i in range(4)]
     assert len(form_clusters(chain(averaged=True), ample).clusters) == 2
 
 

@@ -116,7 +116,10 @@ def test_memory_adds_up_and_grows_towards_the_root() -> None:
     same_but_last = costs.memory(0, middle, 2, 3, training)
     assert first.total == sum(msgspec.structs.asdict(first).values())
     assert first.activations == 3 * same_but_last.activations
-    assert (first.versions, same_but_last.versions) == (first.gradients, 0)
+    # An older version, and how far the weights have been put ahead.
+    assert (first.versions, same_but_last.versions) == (2 * first.gradients, 0)
+    stateless = costs.memory(0, middle, 0, 3, TrainingMemory(optimizer_factor=0.0))
+    assert stateless.versions == first.gradients, "no momentum, nothing to look ahead by"
     assert first.optimizer == 2 * first.gradients
     matrix = costs.memory_at(..., 0, 3, training)
     assert matrix[0, middle] == pytest.approx(first.total)

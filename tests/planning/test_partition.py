@@ -113,7 +113,7 @@ def test_a_tolerance_buys_less_traffic_for_at_most_that_much_speed(seed, stages,
 
 def test_the_default_tolerance_costs_less_than_a_hundredth_of_the_speed():
     for seed in range(50):
-        costs, providers = random_costs(seed, 60), random_pool(seed, 3)
+        costs, providers = random_costs(seed, 60), random_pool(seed, 3, memory_gb=(4.0, 64.0))
         fastest = best_cut(costs, providers, TRAINING, tolerance=0.0)
         chosen = best_cut(costs, providers, TRAINING)
         assert fastest.step_s / chosen.step_s >= 0.99

@@ -96,6 +96,20 @@ def test_the_table_in_the_documentation():
     )
 
 
+def test_an_update_tells_how_old_its_gradients_are():
+    """In steps of this stage: the next batch is under way when a batch is applied."""
+    schedule = StageSchedule(Rules(is_last=False), limit=3)
+    for batch in range(4):
+        for part in range(4):
+            schedule.handle(ready(batch, part, 4))
+    done = drain(schedule)
+    for batch in range(3):
+        for part in range(4):
+            schedule.handle(BackwardReady(Key(batch, part)))
+            done += drain(schedule)
+    assert [item.lag for item in done if isinstance(item, Update)] == [0, 0.5, 0.5]
+
+
 def test_a_synchronous_stage_waits_for_its_update():
     schedule = StageSchedule(Rules(is_last=False, schedule="sync"), limit=4)
     for batch in range(2):
@@ -249,7 +263,9 @@ def test_what_holds_in_every_pipeline(stages, batches, parts, per_update, kind, 
                     assert kind == "async" or staleness == 0
                     if frees:
                         alive.discard(version)
-                case Update(version=version, in_place=in_place):
+                case Update(version=version, in_place=in_place, lag=lag):
+                    assert lag >= 0
+                    assert lag == 0 or (kind == "async" and k < stages - 1)
                     if in_place:
                         alive.discard(version - 1)
                     alive.add(version)

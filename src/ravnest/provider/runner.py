@@ -466,6 +466,7 @@ class StageRunner:
             update=instruction.update,
             batches=instruction.batches,
             in_place=instruction.in_place,
+            lag=instruction.lag,
             total_squared_norm=self._total_norm(instruction),
             then=share.apply if share is not None and share.has_news else None,
         )
@@ -479,6 +480,13 @@ class StageRunner:
         if share is not None:
             self.meter.rounds = share.rounds
             share.updated(instruction.update + 1)
+            if share.stands_still:  # nothing is in flight then
+                self._return_from_ahead()
+
+    def _return_from_ahead(self) -> None:
+        """Whoever looks at the weights between two batches finds the optimizer's own."""
+        if self._updater.return_from_ahead():
+            self._send_tied_weights()
 
     def _send_tied_weights(self) -> None:
         news = self._tied.weights_to_send()
@@ -528,6 +536,7 @@ class StageRunner:
 
     def _obey(self, command: plan.CommandReady) -> None:
         self.window.paused()
+        self._return_from_ahead()
         metrics = self._commands.obey(command)
         self._observer.obeyed(command.name, command.number)
         order: Any = command.name

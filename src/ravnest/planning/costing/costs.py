@@ -72,6 +72,11 @@ class TrainingMemory:
         """The same in whole batches."""
         return self.in_flight(stage, stages) * self.division.share(stages)
 
+    def ahead(self, stage: int, stages: int) -> int:
+        """Copies of trainable weights that say how far they have been put ahead of their optimizer;
+        the last stage has no old gradients to do that for, and one without state no momentum."""
+        return int(stage < stages - 1 and self.optimizer_factor > 0)
+
     def versions(self, stage: int, stages: int) -> int:
         """Weight versions alive at once: the last stage never needs an old one."""
         return min(self.max_versions, self.in_flight(stage, stages))
@@ -155,7 +160,8 @@ class CutCosts:
             weights=weights,
             gradients=trainable,
             optimizer=int(trainable * training.optimizer_factor),
-            versions=trainable * (training.versions(stage, stages) - 1),
+            versions=trainable
+            * (training.versions(stage, stages) - 1 + training.ahead(stage, stages)),
             activations=int(activations * share),
             messages=int(self.message_bytes[p, q] * share + self.tied_bytes[p, q]),
             averaging=int(self.averaging((p, q), training)),
@@ -189,6 +195,7 @@ class CutCosts:
         if recompute:
             activations += self._entering[pairs] * held
         copies = training.optimizer_factor + training.versions(stage, stages)
+        copies += training.ahead(stage, stages)
         total: Floats = (
             self.weight_bytes[pairs]
             + self.trainable_bytes[pairs] * copies

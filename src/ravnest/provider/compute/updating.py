@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from ravnest.errors import NodeError
+from ravnest.provider.compute.ahead import LookAhead
 from ravnest.provider.compute.optimizers import OptimizerFactory, grouped
 from ravnest.provider.compute.room import Room, StepMemory
 from ravnest.provider.compute.versions import WeightVersions
@@ -32,6 +33,8 @@ class UpdateSettings:
     lr_step_on_epoch_change: bool = True
     clip_norm: float | None = None
     clip_value: float | None = None
+    look_ahead: bool = True
+    """Weights are put ahead as their gradients are old."""
 
 
 class _Mean:
@@ -79,6 +82,7 @@ class Updater:
         self.optimizer = self._make_optimizer()
         device = self._owned[0].device if self._owned else torch.device("cpu")
         self._step_memory = StepMemory(self.optimizer, Room(device))
+        self._ahead = LookAhead(self.optimizer if settings.look_ahead else None)
         self.scheduler: Any = None
         self._updates = 0
         self._update_losses: defaultdict[int, _Mean] = defaultdict(_Mean)
@@ -156,10 +160,12 @@ class Updater:
         update: int,
         batches: float,
         in_place: bool,
+        lag: float = 0.0,
         total_squared_norm: float | None = None,
         then: Callable[[], None] | None = None,
     ) -> None:
-        """One optimizer step with the mean over the batches; makes `version`.
+        """One optimizer step with the mean over the batches, whose gradients are `lag` steps old;
+        makes `version`.
 
         `update` counts over the run. Where this one makes up for several that had to wait, the
         schedule goes on by as many steps: it is the same for all stages then. Without a finite norm
@@ -175,7 +181,7 @@ class Updater:
         if total_squared_norm is not None and not math.isfinite(total_squared_norm):
             self._say_left_out()
         else:
-            self._step(self._factor(batches, total_squared_norm))
+            self._step(self._factor(batches, total_squared_norm), lag)
         if then is not None:
             then()
         for parameter in self._owned:  # those of copies are under way to their owner, or will be
@@ -187,7 +193,7 @@ class Updater:
             if self.scheduler is not None and not self._settings.lr_step_on_epoch_change:
                 self._step_scheduler(metric)
 
-    def _step(self, factor: float) -> None:
+    def _step(self, factor: float, lag: float) -> None:
         gradients = [p.grad for p in self._owned if p.grad is not None]
         if gradients and factor != 1.0:
             torch._foreach_mul_(gradients, factor)
@@ -196,8 +202,15 @@ class Updater:
         if self.optimizer is not None:
             # An optimizer of torch leaves nothing unwritten, and allocates more than the passes do.
             self._step_memory.prepare()
+            self._ahead.before_step(lag)
             with without_zero_fill():
                 self.optimizer.step()
+            self._ahead.after_step()
+
+    def return_from_ahead(self) -> bool:
+        """Have the weights stand where the optimizer left them, while nothing is in flight: to be
+        saved, judged, or averaged as they are. Whether they have changed."""
+        return self._ahead.return_()
 
     def heard_loss(self, update: int, loss: float) -> None:
         """Of one batch; every stage hears of it with the batch's last gradients, and so of the same

@@ -116,6 +116,8 @@ class Update:
     batches: float
     in_place: bool
     """The old version is in nobody's use and may be overwritten."""
+    lag: float = 0.0
+    """Steps that this stage has made since the forwards of these gradients, in the mean."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,6 +171,8 @@ class _Gradients:
 
     update: int = 0
     batches: float = 0.0
+    lag: float = 0.0
+    """Of all micro-batches together, each by its share of its batch."""
     complete: bool = False
     """The last micro-batch of an update is in."""
 
@@ -267,7 +271,8 @@ class StageSchedule:
         whole = round(gradients.batches)  # the shares of a batch add up to one, but for rounding
         exact = abs(gradients.batches - whole) < 1e-6
         batches = float(whole) if exact else gradients.batches
-        return Update(gradients.update, self._version, batches, in_place)
+        lag = gradients.lag / gradients.batches
+        return Update(gradients.update, self._version, batches, in_place, lag)
 
     def _next_backward(self) -> Backward | None:
         if not self._backwards:
@@ -283,6 +288,7 @@ class StageSchedule:
             gradients.update = item.update  # else a part of the next one, taken along
         gradients.complete = gradients.complete or item.closes_update
         gradients.batches += item.weight
+        gradients.lag += item.weight * (self._version - item.version)
         return Backward(key, item.version, item.staleness, freed)
 
     def _next_in_line(self) -> Instruction | None:
