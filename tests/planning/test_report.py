@@ -109,6 +109,7 @@ def test_every_figure_of_a_stage_is_there():
         stage(1, 2, provider(1), compute_s=0.0125, link_s=2),
     ]
     report = render_report(plan([cluster(0, *pair)]))
+    assert 'Optimizer: of those measured in pipelines "muon" needs the fewest steps' in report
     row = row_of(report, 3)
     figures = ("10.0.0.3:8080", "Root", "1.5 M", "4.23 GB / 8 GB", "500 ms", "3.1 ms", "100 ms")
     for figure in figures:
@@ -149,6 +150,7 @@ def test_the_bottleneck_is_named_and_marked_once(compute_s, fixed_s, link_s, lim
 def test_a_cluster_of_one_is_root_and_leaf():
     report = render_report(plan([cluster(0, stage(0, 1, provider(0)))]))
     assert "Root+Leaf" in row_of(report, 0)
+    assert "Optimizer:" not in report, "one stage has no old gradients"
     assert "One cluster: nothing to average." in report
 
 

@@ -58,7 +58,7 @@ def render_report(plan: Plan, names: Mapping[int, str] | None = None) -> str:
         called, where = _called(idle.provider, names)
         lines.append(f"Idle: {called} ({where}): {idle.reason}")
     lines += [f"Note: {warning}" for warning in plan.warnings]
-    lines += ["", verdict(plan)]
+    lines += [*_optimizer_lines(plan), "", verdict(plan)]
     return "\n".join(lines)
 
 
@@ -122,6 +122,16 @@ def _ring_lines(plan: Plan) -> list[str]:
         f"{rings} {tensors:,} tensors over {clusters:,} clusters; "
         f"a round sends about {size(traffic)} from each cluster.",
         f"Averaging takes up to {size(held)} of a provider's memory, counted above.",
+    ]
+
+
+def _optimizer_lines(plan: Plan) -> list[str]:
+    """What bears the old gradients of a pipeline best (decision 026)."""
+    if all(len(cluster.stages) == 1 for cluster in plan.clusters):
+        return []
+    return [
+        'Optimizer: of those measured in pipelines "muon" needs the fewest steps, then "nadamw"; '
+        "any other with momentum does well."
     ]
 
 
