@@ -17,7 +17,7 @@ from pathlib import Path
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 HERE = Path(__file__).resolve().parent
-sys.path[:0] = [str(HERE), str(HERE.parent / "convergence")]
+sys.path[:0] = [str(HERE), str(HERE.parent), str(HERE.parent / "convergence")]
 
 import edges  # noqa: E402
 import kept  # noqa: E402

@@ -4,14 +4,14 @@ Every contestant has the same choice of rates. The one that is first at the lowe
 first seed is the contestant's; the other seeds have no say in it.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 ROWS = 2
 """Of a cluster's batch. So few that noise is what limits the learning rate: only then can averaging
 over clusters, which does nothing but take away noise, save steps."""
 LARGE = 16 * ROWS
 """A batch that has little noise left to take away."""
-RATES = (1e-3, 2e-3, 4e-3, 8e-3)
+RATES = (1e-3, 2e-3, 4e-3, 8e-3, 16e-3)
 SEEDS = (0, 1)
 
 _MOST_STEPS = {2: 4000, 4: 2000, 8: 1200, 32: 600, 128: 300}
@@ -25,13 +25,15 @@ class Contestant:
     """0 is plain PyTorch on one machine."""
     rows: int = ROWS
     """Of a batch of one cluster."""
+    optimizer: str = "adamw"
 
     @property
     def name(self) -> str:
-        if not self.stages:
-            return "one machine" if self.rows == ROWS else f"one machine, batches of {self.rows}"
-        many = "1 cluster" if self.clusters == 1 else f"{self.clusters} clusters"
         rest = "" if self.rows == ROWS else f", batches of {self.rows}"
+        rest += "" if self.optimizer == "adamw" else f", {self.optimizer}"
+        if not self.stages:
+            return f"one machine{rest}"
+        many = "1 cluster" if self.clusters == 1 else f"{self.clusters} clusters"
         return f"{many} of {self.stages}{rest}"
 
     @property
@@ -45,7 +47,7 @@ class Contestant:
     @property
     def rated_as(self) -> "Contestant":
         """Whose rate it takes: four stages take that of two, which is found in half the time."""
-        return Contestant(self.clusters, 2, self.rows) if self.stages == 4 else self
+        return replace(self, stages=2) if self.stages == 4 else self
 
 
 @dataclass(frozen=True)
@@ -57,7 +59,8 @@ class Run:
     @property
     def file(self) -> str:
         who = self.who
-        return f"{who.clusters}x{who.stages}_{who.rows}_{self.rate:g}_{self.seed}.json"
+        where = f"{who.clusters}x{who.stages}_{who.rows}"
+        return f"{who.optimizer}_{where}_{self.rate:g}_{self.seed}.json"
 
     @property
     def cost(self) -> float:
@@ -69,4 +72,8 @@ ALONE = Contestant()
 PLAIN = [ALONE, *(Contestant(rows=rows) for rows in (2 * ROWS, 4 * ROWS, LARGE, 4 * LARGE))]
 CLUSTERS = [Contestant(clusters, stages) for stages in (2, 4) for clusters in (1, 2, 4)]
 LARGE_CLUSTERS = Contestant(4, 2, LARGE)
-ALL = [*PLAIN, *CLUSTERS, LARGE_CLUSTERS]
+MUON = [
+    replace(who, optimizer="muon")
+    for who in (Contestant(rows=LARGE), Contestant(rows=4 * LARGE), LARGE_CLUSTERS)
+]
+ALL = [*PLAIN, *CLUSTERS, LARGE_CLUSTERS, *MUON]

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from contestants import ALONE, CLUSTERS, LARGE, LARGE_CLUSTERS, PLAIN, ROWS, Contestant, Run
+from contestants import ALONE, CLUSTERS, LARGE, LARGE_CLUSTERS, MUON, PLAIN, ROWS, Contestant, Run
 from curves import LEVELS, Curve
 
 Seeds = Sequence[Curve]
@@ -33,7 +33,7 @@ def print_table(curves: Mapping[Contestant, Seeds], rates: Mapping[Contestant, f
     levels = " | ".join(f"to {level}" for level in LEVELS)
     print(f"| contestant | rate | {levels} | fewer, each seed | updates lacking, by stage |")
     print("|---|---|" + "---|" * (len(LEVELS) + 2))
-    for group in (_SMALL, _LARGE):
+    for group in (_SMALL, _LARGE, MUON):
         base = curves[group[0]]
         for who in group:
             print(_row(who, rates[who], curves[who], base))

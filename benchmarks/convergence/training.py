@@ -14,16 +14,19 @@ import text
 import torch
 from contestants import ROWS, Run
 from curves import Curve
+from torch import nn
 from virtual import BACKWARD, FORWARD
 from virtual_clusters import Cluster, Links, VirtualClusters
 
 from ravnest.planning.costing.costs import Division
+from ravnest.planning.study import study
 from ravnest.provider.assembly import StageSettings
 from ravnest.provider.averaging.settings import Averaging
 from ravnest.provider.averaging.share import Rules
-from ravnest.provider.compute.optimizers import optimizer_named
+from ravnest.provider.compute.optimizers import grouped, optimizer_named
 from ravnest.provider.compute.updating import UpdateSettings
 from ravnest.provider.leaf import LeafSettings
+from ravnest.stage.matrices import hidden_matrices
 
 LAYERS, LENGTH = 2, 8
 EVERY = 4
@@ -51,7 +54,7 @@ def _batch_s(run: Run) -> float:
 
 def _train_plainly(run: Run) -> Curve:
     model, curve, data = text.make_model(run.seed, LAYERS), Curve(busy=1.0), _shard(run, 0)
-    optimizer = optimizer_named("adamw")(model.parameters(), lr=run.rate)
+    optimizer = _alone(run, model)
     for step in range(run.who.most_steps + 1):
         if step % LOOK_EVERY == 0:
             loss = text.held_out_loss(model, rows=HELD_OUT_ROWS, length=LENGTH)
@@ -63,6 +66,17 @@ def _train_plainly(run: Run) -> Curve:
         chargpt.loss_of(model(batch[:, :-1]), batch[:, 1:]).backward()
         optimizer.step()
     return curve
+
+
+def _alone(run: Run, model: nn.Module) -> torch.optim.Optimizer:
+    factory = optimizer_named(run.who.optimizer)
+    assert factory is not None
+    parameters: Any = list(model.parameters())
+    if run.who.optimizer == "muon":
+        (graph,) = study(model, (next(_shard(run, 0))[:, :-1],)).stages(())
+        named = dict(model.named_parameters())
+        parameters = grouped(parameters, {named[n]: k for n, k in hidden_matrices(graph).items()})
+    return factory(parameters, lr=run.rate)
 
 
 def _train_clusters(run: Run) -> Curve:
@@ -95,7 +109,7 @@ def _cluster(run: Run, labels: Sequence[torch.Tensor]) -> Cluster:
     parts = Division(batch_rows=who.rows, least_rows=1).parts(who.stages)
     settings = StageSettings(
         update=UpdateSettings(
-            optimizer=optimizer_named("adamw"), optimizer_params={"lr": run.rate}
+            optimizer=optimizer_named(run.who.optimizer), optimizer_params={"lr": run.rate}
         ),
         leaf=LeafSettings(criterion=chargpt.loss_of, labels=labels),
         micro_batches=parts,

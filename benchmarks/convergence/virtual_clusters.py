@@ -85,7 +85,6 @@ class _Member:
         self._share.ears = self
         self._world = world
         self._averaging = averaging
-        self._codec = codec
         self._packing = Packing(codec or None)
         self.places: dict[int, RingPlace] = {}
         self._around = Surroundings(
@@ -106,7 +105,7 @@ class _Member:
         share, averaging = self._share, self._averaging
         tensors = share.tensors(ring.names)
         parameters = set(share.parameter_names(ring.names))
-        fragments = fragments_of(tensors, parameters, averaging, compresses=bool(self._codec))
+        fragments = fragments_of(tensors, parameters, averaging)
         share.add_ring(ring.id, [fragment.layout for fragment in fragments])
         self.places[ring.id] = RingPlace(
             ring, fragments, self._around, round_s=NEVER, wait_s=NEVER, clock=self._world.clock

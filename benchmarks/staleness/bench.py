@@ -1,187 +1,105 @@
-"""What do old gradients cost? Steps to a loss, and accuracy, against one machine.
+"""What do old gradients cost? Steps to a held-out loss, over those of one machine.
 
     python3 dev.py bench staleness
 
 Real stages, schedules and optimizers on a virtual clock (see virtual.py): the order of events is
 that of a pipeline of equal machines whose stages are all busy all the time. "Steps" are batches of
-equal size; `sync` computes what one machine computes. Curves go to benchmarks/results/.
+equal size; one machine is plain PyTorch. The text is learnt by a GPT of 8 layers, the digits by a
+network with BatchNorm, whose batches stay whole. Weights are judged where their optimizers left
+them, on rows that nobody learns from, every 10 steps, three looks taken together.
+
+Curves are kept in a folder if one is given, and are not made again; so the work can be done in
+several goes, and a part of it at a time:
+    --curves FOLDER --within SECONDS --only "adamw, 4 stages" "muon, one machine" …
 """
 
 import argparse
 import os
-import statistics
 import sys
-from collections.abc import Callable, Sequence
-from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass, field
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 HERE = Path(__file__).resolve().parent
-sys.path.insert(0, str(HERE))
+sys.path[:0] = [str(HERE), str(HERE.parent)]
 
-import chargpt  # noqa: E402
-import digits  # noqa: E402
-import torch  # noqa: E402
-from torch import nn  # noqa: E402
-from virtual import VirtualPipeline  # noqa: E402
+import kept  # noqa: E402
+from curves import Curve  # noqa: E402
+from entrants import ALL, LEVELS, SEEDS, Contestant, Run  # noqa: E402
+from learning import train  # noqa: E402
 
-from ravnest.planning.costing.costs import Division  # noqa: E402
-from ravnest.provider.assembly import StageSettings  # noqa: E402
-from ravnest.provider.compute.optimizers import optimizer_named  # noqa: E402
-from ravnest.provider.compute.updating import UpdateSettings  # noqa: E402
-from ravnest.provider.leaf import LeafSettings  # noqa: E402
-
-RESULTS = HERE.parent / "results"
-LOSSES = (2.2, 2.1, 2.0, 1.9, 1.8)
-SMOOTHED = 40
-"""Steps over which losses are averaged before they are compared."""
+Curves = dict[Run, Curve]
 
 
-@dataclass(frozen=True)
-class Run:
-    name: str
-    stages: int
-    schedule: str = "async"
-    parts: int = 1
-    optimizer: str = "adamw"
-    lr: float = 3e-3
+def best_rate(who: Contestant, tried: Curves) -> float | None:
+    """The first at the lowest loss; if none gets there, at the one before, and so on."""
+
+    def order(rate: float) -> tuple[float, ...]:
+        curve = tried[Run(who.alone, rate, SEEDS[0])]
+        reached = [curve.reached(level) for level in reversed(LEVELS[who.task])]
+        return tuple(float("inf") if found is None else found[0] for found in reached)
+
+    there = [rate for rate in who.rates if Run(who.alone, rate, SEEDS[0]) in tried]
+    return min(there, key=order) if len(there) == len(who.rates) else None
 
 
-@dataclass
-class Found:
-    run: Run
-    losses: list[float] = field(default_factory=list)
-    staleness: list[float] = field(default_factory=list)
-    busy: list[float] = field(default_factory=list)
-    accuracy: float = 0.0
+def ratio(ours: Sequence[Curve], theirs: Sequence[Curve], level: float) -> str:
+    """Mean steps over mean steps, and the one of each seed."""
+    steps = [[curve.reached(level) for curve in side] for side in (ours, theirs)]
+    if any(one is None for side in steps for one in side):
+        return "-"
+    us, them = ([one[0] for one in side if one is not None] for side in steps)
+    each = ", ".join(f"{a / b:.2f}" for a, b in zip(us, them, strict=False))
+    return f"**{sum(us) / len(us) / (sum(them) / len(them)):.2f}** ({each})"
 
 
-def default_parts(stages: int, rows: int) -> int:
-    return Division(batch_rows=rows, least_rows=1).parts(stages)
-
-
-def pipeline(
-    run: Run, model: nn.Module, example: torch.Tensor, labels: Any, criterion: Callable[..., Any]
-) -> VirtualPipeline:
-    settings = StageSettings(
-        update=UpdateSettings(
-            optimizer=optimizer_named(run.optimizer), optimizer_params={"lr": run.lr}
-        ),
-        leaf=LeafSettings(criterion=criterion, labels=labels),
-        schedule=run.schedule,  # type: ignore[arg-type]
-        micro_batches=run.parts,
-    )
-    return VirtualPipeline(model, example, run.stages, lambda _: settings, parts=run.parts)
-
-
-def train_chargpt(run: Run, steps: int) -> Found:
-    torch.set_num_threads(1)
-    torch.manual_seed(0)
-    model = chargpt.CharGPT(chargpt.text()[1])
-    data = chargpt.batches(steps)
-    trained = pipeline(
-        run, model, data[0][:, :-1], [batch[:, 1:] for batch in data], chargpt.loss_of
-    )
-    losses = trained.train(batch[:, :-1] for batch in data)
-    return Found(run, losses, trained.staleness, trained.utilisation)
-
-
-def train_digits(run: Run, epochs: int, seed: int) -> Found:
-    torch.set_num_threads(1)
-    model = digits.make_model(seed)
-    data = digits.batches(epochs)
-    trained = pipeline(
-        run, model, data[0][0], [labels for _, labels in data], nn.CrossEntropyLoss()
-    )
-    losses = trained.train(images for images, _ in data)
-    model.load_state_dict(trained.state())
-    model.eval()
-    _, _, images, labels = digits.rows()
-    with torch.no_grad():
-        right = (model(images).argmax(1) == labels).float().mean()
-    return Found(run, losses, trained.staleness, trained.utilisation, float(right))
-
-
-def smoothed(losses: Sequence[float]) -> list[float]:
-    return [
-        statistics.fmean(losses[max(0, end - SMOOTHED) : end]) for end in range(1, len(losses) + 1)
-    ]
-
-
-def steps_to(losses: Sequence[float], wanted: float) -> int | None:
-    return next((step for step, loss in enumerate(losses) if loss <= wanted), None)
-
-
-def compare(found: Sequence[Found]) -> None:
-    """Each against the synchronous run with the same optimizer."""
-    reference = {f.run.optimizer: smoothed(f.losses) for f in found if f.run.schedule == "sync"}
-    print("steps over those of sync, to losses of", ", ".join(map(str, LOSSES)))
-    for one in found:
-        mine, theirs = smoothed(one.losses), reference[one.run.optimizer]
-        ratios = []
-        for wanted in LOSSES:
-            ours, base = steps_to(mine, wanted), steps_to(theirs, wanted)
-            ratios.append("   -" if ours is None or base is None else f"{ours / base:4.2f}")
-        old = " ".join(f"{value:.2f}" for value in one.staleness)
-        print(f"{one.run.name:36} {' '.join(ratios)}   updates lacking, by stage: {old}")
-
-
-def draw(found: Sequence[Found], path: Path) -> None:
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    figure, axes = pyplot.subplots(figsize=(8, 5))
-    for one in found:
-        style = "--" if one.run.schedule == "sync" else "-"
-        axes.plot(smoothed(one.losses), style, label=one.run.name, linewidth=1.4)
-    axes.set(xlabel="batches", ylabel="training loss", title="Character GPT, 8 layers")
-    axes.set_ylim(top=3.0)
-    axes.grid(alpha=0.3)
-    axes.legend()
-    figure.tight_layout()
-    path.parent.mkdir(exist_ok=True)
-    figure.savefig(path, dpi=110)
+def print_table(curves: Mapping[Contestant, Sequence[Curve]], rates: Mapping[Contestant, float]):
+    for task, levels in LEVELS.items():
+        print(f"\n{task}: steps to a loss over those of one machine, mean and each seed")
+        print(f"| contestant | rate | steps to {levels[-1]} | {' | '.join(map(str, levels))} | |")
+        for who, ours in curves.items():
+            theirs = curves.get(who.alone, ())
+            if who.task != task or not theirs:
+                continue
+            ends = [curve.reached(levels[-1]) for curve in ours]
+            there = [one[0] for one in ends if one is not None]
+            steps = f"{sum(there) / len(there):.0f}" if len(there) == len(ends) else "-"
+            cells = [ratio(ours, theirs, level) for level in levels]
+            old = " ".join(f"{value:.2f}" for value in ours[0].staleness)
+            print(f"| {who.name} | {rates[who]:g} | {steps} | {' | '.join(cells)} | {old} |")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--steps", type=int, default=700)
-    parser.add_argument("--epochs", type=int, default=8)
-    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--curves", type=Path, help="keep curves here, and use those found here")
+    parser.add_argument("--within", type=float, default=float("inf"), metavar="SECONDS")
+    parser.add_argument("--only", nargs="*", metavar="NAME", help="these contestants")
+    parser.add_argument("--seeds", type=int, default=len(SEEDS))
+    parser.add_argument("--processes", type=int, default=2)
     options = parser.parse_args()
-    rows = chargpt.ROWS
-    text = [
-        Run("AdamW, sync", 4, "sync"),
-        Run("AdamW, async, default, 4 stages", 4, parts=default_parts(4, rows)),
-        Run("AdamW, async, default, 8 stages", 8, parts=default_parts(8, rows)),
-        Run("AdamW, async, whole batches, 4 stages", 4),
-        Run("Muon, sync", 4, "sync", optimizer="muon"),
-        Run("Muon, async, default, 4 stages", 4, parts=default_parts(4, rows), optimizer="muon"),
-        Run("Muon, async, whole batches, 4 stages", 4, optimizer="muon"),
-    ]
-    images = [
-        Run(f"digits, {stages} stages, {schedule}", stages, schedule, lr=1e-3)
-        for stages in (3, 5)
-        for schedule in ("sync", "async")
-    ]
-    with ProcessPoolExecutor(2) as pool:
-        curves = [pool.submit(train_chargpt, run, options.steps) for run in text]
-        scores = {
-            run.name: [
-                pool.submit(train_digits, run, options.epochs, s) for s in range(options.seeds)
-            ]
-            for run in images
-        }
-        found = [curve.result() for curve in curves]
-        compare(found)
-        for name, futures in scores.items():
-            accuracies = [future.result().accuracy for future in futures]
-            print(f"{name:36} accuracy {statistics.fmean(accuracies):.4f}  {accuracies}")
-    draw(found, RESULTS / "staleness.png")
+    seeds = SEEDS[: options.seeds]
+    ends = time.monotonic() + options.within
+    wanted = [who for who in ALL if not options.only or who.name in options.only]
+    with tempfile.TemporaryDirectory() as temporary:
+
+        def make(runs: Sequence[Run]) -> Curves:
+            left, folder = ends - time.monotonic(), options.curves or Path(temporary)
+            found = kept.results(runs, train, folder, left, options.processes)
+            return {run: Curve(**curve) for run, curve in found.items()}
+
+        rated = dict.fromkeys(who.alone for who in wanted)
+        tried = make([Run(who, rate, SEEDS[0]) for who in rated for rate in who.rates])
+        found = {who: best_rate(who, tried) for who in wanted}
+        rates = {who: rate for who, rate in found.items() if rate is not None}
+        chosen = make([Run(who, rate, seed) for who, rate in rates.items() for seed in seeds])
+    by_contestant = {who: [c for run, c in chosen.items() if run.who == who] for who in rates}
+    print_table(by_contestant, rates)
+    for run, curve in tried.items():
+        reached = (curve.reached(level) for level in LEVELS[run.who.task])
+        steps = " ".join("    -" if one is None else f"{one[0]:5.0f}" for one in reached)
+        print(f"{run.who.task} {run.who.name:40} {run.rate:<7g} {steps}  {curve.losses[-1]:.3f}")
 
 
 if __name__ == "__main__":

@@ -22,26 +22,18 @@ def text() -> tuple[torch.Tensor, int]:
 
 
 class CharGPT(nn.Module):
-    def __init__(self, letters: int) -> None:
+    def __init__(self, letters: int, width: int = WIDTH) -> None:
         super().__init__()
-        self.words = nn.Embedding(letters, WIDTH)
-        self.positions = nn.Embedding(LENGTH, WIDTH)
-        self.blocks = nn.ModuleList(Block(WIDTH, HEADS) for _ in range(LAYERS))
-        self.norm, self.head = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, letters)
+        self.words = nn.Embedding(letters, width)
+        self.positions = nn.Embedding(LENGTH, width)
+        self.blocks = nn.ModuleList(Block(width, HEADS) for _ in range(LAYERS))
+        self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, letters)
 
     def forward(self, words: torch.Tensor) -> torch.Tensor:
         x = self.words(words) + self.positions(torch.arange(words.shape[1], device=words.device))
         for block in self.blocks:
             x = block(x)
         return self.head(self.norm(x))
-
-
-def batches(count: int, seed: int = 1) -> list[torch.Tensor]:
-    """Rows of LENGTH + 1 letters: inputs, and the same one letter later."""
-    letters, _ = text()
-    generator = torch.Generator().manual_seed(seed)
-    starts = torch.randint(0, len(letters) - LENGTH - 1, (count, ROWS), generator=generator)
-    return [torch.stack([letters[s : s + LENGTH + 1] for s in row]) for row in starts]
 
 
 def loss_of(outputs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:

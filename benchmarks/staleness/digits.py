@@ -1,5 +1,7 @@
 """The demo's digits network (with BatchNorm, so that its batches stay whole)."""
 
+from collections.abc import Iterator
+
 import torch
 from torch import nn
 
@@ -18,16 +20,15 @@ def rows() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     return images[:1440], labels[:1440], images[1440:], labels[1440:]
 
 
-def batches(epochs: int, size: int = 64) -> list[tuple[torch.Tensor, torch.Tensor]]:
+def batches(seed: int, size: int = 64) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    """Epoch after epoch, without end."""
     images, labels, _, _ = rows()
-    generator = torch.Generator().manual_seed(1)
-    found = []
-    for _ in range(epochs):
+    generator = torch.Generator().manual_seed(seed)
+    while True:
         order = torch.randperm(len(images), generator=generator)
         for start in range(0, len(order) - size + 1, size):
             chosen = order[start : start + size]
-            found.append((images[chosen], labels[chosen]))
-    return found
+            yield images[chosen], labels[chosen]
 
 
 def make_model(seed: int) -> nn.Module:

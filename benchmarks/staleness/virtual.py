@@ -278,6 +278,22 @@ class VirtualPipeline:
             )
         return found
 
+    def learnt(self) -> dict[str, torch.Tensor]:
+        """The same, with weights where their optimizers left them and not ahead of that."""
+        found = {name: tensor.clone() for name, tensor in self.state().items()}
+        for stage in self.stages:
+            updater = stage.runner._updater
+            ahead = {id(p): s for part in updater._ahead._parts for p, s in part.shifted()}
+            names = [s.name for s in stage.runner._graph.tensors if s.owner and s.trainable]
+            for name, parameter in zip(names, updater._owned, strict=True):
+                if id(parameter) in ahead:
+                    found[name] -= ahead[id(parameter)]
+        return found
+
+    def run_to(self, steps: int) -> None:
+        """Until so many batches have been trained on."""
+        self.clock.run(lambda: len(self.observer.losses) >= steps)
+
     @property
     def traffic(self) -> Traffic:
         """Between the stages."""

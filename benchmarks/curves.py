@@ -1,6 +1,7 @@
 """Held-out loss over steps and time."""
 
 import itertools
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 LEVELS = (2.4, 2.3, 2.2, 2.1)
@@ -24,13 +25,13 @@ class Curve:
         self.times.append(at)
         self.losses.append(loss)
 
-    def goes_on(self, most_steps: int) -> bool:
+    def goes_on(self, most_steps: int, levels: Sequence[float] = LEVELS) -> bool:
         """Whether there is more to learn."""
         smooth = self.smooth
-        if self.steps[-1] >= _PATIENCE * most_steps and min(smooth) > LEVELS[0]:
+        if self.steps[-1] >= _PATIENCE * most_steps and min(smooth) > levels[0]:
             return False
         # The last look but one is the last with a neighbour on either side.
-        return smooth[-2:][0] > LEVELS[-1]
+        return smooth[-2:][0] > levels[-1]
 
     @property
     def smooth(self) -> list[float]:

@@ -21,7 +21,11 @@ Outcome = dict[str, Any]
 
 
 def results(
-    jobs: Sequence[J], do: Callable[[J], Outcome], folder: Path, within_s: float
+    jobs: Sequence[J],
+    do: Callable[[J], Outcome],
+    folder: Path,
+    within_s: float,
+    processes: int = 2,
 ) -> dict[J, Outcome]:
     """Of all jobs that are done, by now or earlier. The longest come first; none is begun after
     that many seconds."""
@@ -30,7 +34,7 @@ def results(
     missing = sorted(
         (job for job in jobs if not (folder / job.file).exists()), key=lambda job: -job.cost
     )
-    with ProcessPoolExecutor(2) as pool:
+    with ProcessPoolExecutor(processes) as pool:
         for job in [pool.submit(_do_one, job, do, folder / job.file, ends) for job in missing]:
             job.result()
     there = [job for job in jobs if (folder / job.file).exists()]
