@@ -11,7 +11,7 @@ from pools import Mixed, Mlp, run_clusterize, seeded, word_batches, write_pool
 from tables import brute_force, chain_model, cut_costs, provider, random_costs, random_pool
 
 from ravnest.errors import PlanError
-from ravnest.planning.costing.costs import TrainingMemory
+from ravnest.planning.costing.costs import AVERAGING_COPIES, TrainingMemory
 from ravnest.planning.search.clusters import PlanOptions, form_clusters
 from ravnest.planning.search.coarse import coarsen
 from ravnest.planning.study import study
@@ -82,12 +82,12 @@ def chain(*, averaged):
 
 
 def test_memory_for_two_clusters_that_do_not_average_is_memory_for_one_that_does():
-    """Each of two providers needs 24 MB in training, and 32 MB if they average with two others."""
+    """Each of two providers needs 24 MB in training, and 36 MB if they average with two others."""
     pool = [provider(i, memory_gb=0.026) for i in range(4)]
     assert len(form_clusters(chain(averaged=False), pool).clusters) == 2
     (cluster,) = form_clusters(chain(averaged=True), pool).clusters
     assert len(cluster.providers) == 4
-    ample = [provider(i, memory_gb=0.034) for i in range(4)]
+    ample = [provider(i, memory_gb=0.038) for i in range(4)]
     assert len(form_clusters(chain(averaged=True), ample).clusters) == 2
 
 
@@ -111,10 +111,10 @@ def test_it_is_counted_where_a_tensor_is_at_home_and_once():
         assert costs.averaged_bytes[0, middle] + costs.averaged_bytes[middle, last] == whole
     assert coarsen(costs, 4).costs.averaged_bytes[0, -1] == whole
     alone, several = (costs.memory(0, last, 0, 1, training) for training in (ALONE, AVERAGING))
-    assert (alone.averaging, several.averaging) == (0, 2 * whole)
-    assert several.total - alone.total == 2 * whole
+    assert (alone.averaging, several.averaging) == (0, AVERAGING_COPIES * whole)
+    assert several.total - alone.total == AVERAGING_COPIES * whole
     tables = [costs.memory_at(..., 0, 1, training) for training in (ALONE, AVERAGING)]
-    assert (tables[1] - tables[0])[0, last] == 2 * whole
+    assert (tables[1] - tables[0])[0, last] == AVERAGING_COPIES * whole
 
 
 @pytest.mark.parametrize(("providers", "clusters"), [(3, 1), (6, 3)])
@@ -128,7 +128,7 @@ def test_plans_and_reports_say_what_averaging_takes(tmp_path, providers, cluster
         for _, stage in planned.stages
     }
     for _, stage in planned.stages:
-        expected = 2 * owned[stage.provider.id] if clusters > 1 else 0
+        expected = AVERAGING_COPIES * owned[stage.provider.id] if clusters > 1 else 0
         assert stage.memory.averaging == expected
     assert ("of a provider's memory" in planned.printed) == (clusters > 1)
 

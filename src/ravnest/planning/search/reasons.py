@@ -31,13 +31,15 @@ def training_bytes(costs: CutCosts, training: TrainingMemory) -> float:
 def smallest_stage_bytes(costs: CutCosts, training: TrainingMemory) -> float:
     """The least that any stage of any pipeline needs."""
     starts, stops = _shortest_stages(costs)
-    last = stops == costs.cut_points - 1
+    end = costs.cut_points - 1
+    begins_last = starts.max(keepdims=True)
     # All stages but the last hold at least two micro-batches.
     needs = [
-        least_memory_of(costs, (starts[where], stops[where]), distance, training).min(
-            initial=np.inf
+        least_memory_of(costs, pairs, distance, training).min(initial=np.inf)
+        for pairs, distance in (
+            ((begins_last, np.full_like(begins_last, end)), 1),
+            ((starts[stops < end], stops[stops < end]), 2),
         )
-        for where, distance in ((last, 1), (~last, 2))
     ]
     return float(min(needs))
 
