@@ -8,8 +8,8 @@ takes its place.
 
 What travels of parameters are the changes since what all members had in common last: they tell how
 far each has moved (witness.py), and are small and alike in size, so that they can be compressed.
-What compression leaves out of a message is added by the same member in its next round, so that
-nothing is lost for good. Where members have nothing in common, because a round counted for some of
+What compression leaves out of a message is added by the same member in its next rounds, as far as
+all have pledged. Where members have nothing in common, because a round counted for some of
 them only, the values themselves travel; and those of buffers and of an optimizer's state do always.
 """
 
@@ -23,7 +23,7 @@ from ravnest.errors import WireError
 from ravnest.provider.averaging.bounds import Vector
 from ravnest.provider.averaging.course import Course, Division, Mean, Sum, unit_of
 from ravnest.provider.averaging.outer import Momentum
-from ravnest.provider.averaging.witness import Payload, Witness, norm_of
+from ravnest.provider.averaging.witness import Payload, Witness, buffers_norm_of, norm_of
 from ravnest.wire.codecs import Codec, Packed, unpack
 from ravnest.wire.messages import RingChunk
 
@@ -50,6 +50,7 @@ class Track:
     """The same in every round, and for all members."""
     is_parameters: bool = False
     """Not an optimizer's state, nor buffers."""
+    is_buffers: bool = False
     division: Division = field(default_factory=lambda: Division(0, 1, 1))
     lengths: tuple[float, ...] = ()
     """Of what this member brings, chunk by chunk, from where it is counted."""
@@ -63,9 +64,7 @@ class Track:
         lengths, sizes = [], []
         for start, stop in self.division.pieces():
             values = self.own[start:stop]
-            # Some models keep infinities in a buffer.
-            judged = values if self.is_parameters else values.nan_to_num(0.0, 0.0, 0.0)
-            sizes.append(norm_of(judged))
+            sizes.append((buffers_norm_of if self.is_buffers else norm_of)(values))
             if self.base is None:
                 lengths.append(sizes[-1])
             elif self.changes:
@@ -166,12 +165,13 @@ class Exchange:
         step = self._courses[vector].arrived(item)
         track = self._tracks[vector]
         start, stop = self._bounds(vector, item)
-        values = unpack(payload) if isinstance(payload, Packed) else payload
-        if values.shape != (stop - start,) or values.dtype != track.own.dtype:
+        # Before it is unpacked: some codecs make a lot of little.
+        if tuple(payload.shape) != (stop - start,) or payload.dtype != track.own.dtype:
             raise WireError(
-                f"a chunk of {values.dtype}{list(values.shape)} came where "
+                f"a chunk of {payload.dtype}{list(payload.shape)} came where "
                 f"{track.own.dtype}[{stop - start}] belongs"
             )
+        values = unpack(payload) if isinstance(payload, Packed) else payload
         if self.witness is not None:
             self.witness.receives(vector, item, start, values, payload)
         if step.add:

@@ -512,7 +512,10 @@ class RingPlace:
                     codec=codec,
                 )
                 # The rest is small, and may hold infinities, which have no difference.
-                tracks += [parameters, Track(vectors[k][trained:], name=f"buffers {number}.{k}")]
+                tracks += [
+                    parameters,
+                    Track(vectors[k][trained:], name=f"buffers {number}.{k}", is_buffers=True),
+                ]
         if start.moments:
             for number, moments in zip(fragments, snapshot.moments, strict=True):
                 for k, vector in enumerate(moments):
@@ -634,10 +637,13 @@ class RingPlace:
         for (layout, vectors), rest in zip(self._parts(snapshot), self._round.rest, strict=True):
             for vector, trained, before in zip(vectors, layout.trained(), rest, strict=True):
                 found = vector[trained:]
-                spoilt = before.isfinite() & ~found.isfinite()
+                # An infinity that is this member's own has no difference to others, either.
+                spoilt = ~(before.isfinite() & found.isfinite())
                 if spoilt.any():
+                    is_news = bool((before.isfinite() & ~found.isfinite()).any())
                     found.copy_(found.where(~spoilt, before))
-                    logger.warning(
+                    logger.log(
+                        logging.WARNING if is_news else logging.DEBUG,
                         "ring %d: others have sent buffers that are not finite; this member keeps "
                         "its own",
                         self.id,

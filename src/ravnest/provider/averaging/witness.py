@@ -39,6 +39,7 @@ _MAKES_UP = {"int8": 0.1, "int4": 0.5, "int4s": 0.75, "topk": 1.0}
 what all have pledged together. An honest member keeps the rest for later rounds."""
 _SUMS = 1 << 62
 """Sums of MACs are told modulo this."""
+_LONGEST_BUFFERS = 1e99
 _ROUNDS = 8
 """The longest change of so many rounds is what is usual."""
 _MISSED, _MOST_MISSED = 2, 32
@@ -62,6 +63,7 @@ class Watched(Protocol):
     own: torch.Tensor
     changes: bool
     is_parameters: bool
+    is_buffers: bool
     momentum: Momentum | None
     division: Division
     lengths: tuple[float, ...]
@@ -76,14 +78,16 @@ class Watch:
         self.members: tuple[int, ...] = ()
         self.velocities: dict[str, list[float]] = {}
         """By vector and chunk: how long what the outer optimizer remembers can be."""
-        self.shifts: defaultdict[str, deque[float]] = defaultdict(
+        self.shifts: defaultdict[str, deque[list[float]]] = defaultdict(
             lambda: deque(maxlen=_MOST_MISSED)
         )
-        """How far rounds have moved what all had in common, or may have, the last one first: one
-        that counts here may have failed elsewhere, and the other way round."""
+        """How far rounds have moved what all had in common, or may have, by chunk, the last one
+        first: one that counts here may have failed elsewhere, and the other way round."""
         self.in_vain = 0
         """Rounds in a row that have come to nothing."""
         self._moved: dict[str, float] = {}
+        self._known: dict[str, float] = {}
+        """The same, of the last round in which all counted from the same."""
         self._weight = 0.0
         self._rows: deque[float] = deque(maxlen=_ROUNDS)
         self._changes: defaultdict[str, deque[float]] = defaultdict(lambda: deque(maxlen=_ROUNDS))
@@ -115,19 +119,33 @@ class Watch:
         because others may not have it; there is nothing new."""
         self._weight = weight
         self._moved = {track.name: math.hypot(*track.lengths) for track in tracks}
+        for track in tracks:
+            if _count_alike(track) and weight > 0:
+                self._known[track.name] = self._moved[track.name]
         chunks = tuple(track.lengths for track in tracks)
-        usual = [self._moved[t.name] if again else self._longest(t.name, has_ended) for t in tracks]
+        usual = [self._usual(track, ever=has_ended, again=again) for track in tracks]
         rows = max([weight, *self._rows, self._most_rows if has_ended else 0.0])
         sizes = tuple(track.size for track in tracks)
         return Pledge.of(chunks, rows, tuple(usual), sizes, has_ended=has_ended, codec=codec)
 
-    def _longest(self, name: str, ever: bool) -> float:
-        farthest = self._farthest[name] if ever else 0.0
-        return max([self._moved[name], *self._changes[name], farthest])
+    def _usual(self, track: Watched, *, ever: bool, again: bool) -> float:
+        now = self._moved[track.name]
+        if again:
+            return now
+        farthest = self._farthest[track.name] if ever else 0.0
+        # Where members do not count from the same, it is not known well how far this one has moved.
+        return max(now if _count_alike(track) else 0.0, self.trained_by(track.name), farthest)
 
-    def doubt(self, name: str) -> float:
-        """How far apart the places can be from which two members count their changes."""
-        return sum(islice(self.shifts[name], _MISSED + self.in_vain))
+    def doubt(self, name: str, chunk: int, chunks: int) -> float:
+        """How far apart the places can be from which two members count their changes: as far as
+        the rounds can have gone that one of them has missed."""
+        missed = islice(self.shifts[name], _MISSED + self.in_vain)
+        # Where others make up the ring, chunks are others, too.
+        return sum(each[chunk] if len(each) == chunks else math.hypot(*each) for each in missed)
+
+    def trained_by(self, name: str) -> float:
+        """The longest change of this member's last rounds, as far as that was known."""
+        return max([*self._changes[name], self._known.get(name, 0.0)])
 
     def counted(self) -> None:
         """The round counts."""
@@ -135,9 +153,10 @@ class Watch:
         if self._weight > 0:
             self._rows.append(self._weight)
             self._most_rows = max(self._most_rows, self._weight)
-            for name, length in self._moved.items():
-                self._changes[name].append(length)
-                self._farthest[name] = max(self._farthest[name], length)
+            for name, length in self._known.items():
+                if name in self._moved:
+                    self._changes[name].append(length)
+                    self._farthest[name] = max(self._farthest[name], length)
 
 
 class Witness:
@@ -160,8 +179,8 @@ class Witness:
         self.got_means = self.given_means = 0
         """Sums of MACs: of means that the member before this one has handed on, and of those that
         the next one is to hand on."""
-        self._shifts = [0.0] * len(tracks)
-        self._makes_up = max(_MAKES_UP.get(pledge.codec, 0.0) for pledge in pledges)
+        self._shifts = [[0.0] * len(track.lengths) for track in tracks]
+        self._makes_up = [_MAKES_UP.get(pledge.codec, 0.0) for pledge in pledges]
         self.may_not_fit = any(pledge.codec for pledge in pledges)
         """Codecs may make chunks longer than they were."""
         self._members = len(pledges)
@@ -179,9 +198,9 @@ class Witness:
         values, where others count from elsewhere."""
         track = self._tracks[vector]
         unit = unit_of(self._shares[vector][item.segment]) if isinstance(item, Sum) else 1.0
-        if not track.is_parameters:  # some models keep infinities in a buffer
-            return unit * norm_of(values.nan_to_num(0.0, 0.0, 0.0))
-        if track.changes:
+        if track.is_buffers:
+            return unit * buffers_norm_of(values)
+        if _count_alike(track):
             return unit * norm_of(values)
         part = sum(self._shares[vector][place] for place in self._in(item))
         return norm_of(values * unit - track.own[start : start + values.numel()] * part)
@@ -191,34 +210,33 @@ class Witness:
         chunk = track.division.number(item.segment, item.chunk)
         mean = self._means[vector][chunk]
         if isinstance(item, Sum):
-            whole = self._pledged(vector, chunk, self._in(item))
-            return whole + item.shares * self._makes_up * mean
-        whole, rule = self._before_step(mean), _rule_of(track)
+            made_up = sum(self._makes_up[k] for k in self._in(item))
+            return self._pledged(vector, chunk, self._in(item)) + made_up * mean
+        finisher = (item.segment - 1) % self._members
+        whole, rule = self._before_step(mean, finisher), _rule_of(track)
         if rule is not None:
             velocity = self._velocity(track)[chunk]
             whole = rule.lr * ((1 + rule.momentum) * whole + rule.momentum**2 * velocity)
-        return whole + self._makes_up * mean
+        return whole + self._makes_up[finisher] * mean
 
     def _pledged(self, vector: int, chunk: int, places: Iterable[int]) -> float:
         track, apart = self._tracks[vector], 0.0
-        if not self._counts_alike(track):
-            own = self._pledges[self._place].chunks[vector][chunk]
-            apart = own + self._watch.doubt(track.name)
+        if not _count_alike(track):
+            own = self._pledges[self._place].chunks[vector]
+            doubt = self._watch.doubt(track.name, chunk, len(own))
+            # What an unfinished round has left of the base must not make this any longer.
+            apart = min(own[chunk], self._watch.trained_by(track.name) + doubt) + doubt
         lengths = ((k, self._pledges[k].chunks[vector][chunk]) for k in places)
         return sum(self._shares[vector][k] * (length + apart) for k, length in lengths)
-
-    @staticmethod
-    def _counts_alike(track: Watched) -> bool:
-        """All members count from the same: from what they had in common, or from nothing."""
-        return track.changes or not track.is_parameters
 
     def _in(self, item: Sum | Mean) -> Iterable[int]:
         """Whose shares are in it."""
         shares = self._members if isinstance(item, Mean) else item.shares
         return ((item.segment + k) % self._members for k in range(shares))
 
-    def _before_step(self, mean: float) -> float:
-        return mean * (1 + self._makes_up * (self._members - 1))
+    def _before_step(self, mean: float, finisher: int) -> float:
+        made_up = sum(self._makes_up) - self._makes_up[finisher]
+        return mean * (1 + made_up)
 
     def _velocity(self, track: Watched) -> list[float]:
         return self._watch.velocities.get(track.name) or [0.0] * len(track.lengths)
@@ -231,24 +249,26 @@ class Witness:
         """`TooLongError` if the member before this one cannot have made this of what it got."""
         track = self._tracks[vector]
         length, allowed = self.length(vector, item, start, values), self.allowed(vector, item)
-        slack = 0.0 if self._counts_alike(track) else _ROUNDED_VALUES * track.size
+        slack = 0.0 if _count_alike(track) else _ROUNDED_VALUES * track.size
         if not length <= allowed * (1 + _ROUNDING) + slack:
             what = "mean" if isinstance(item, Mean) else "sum"
             raise TooLongError(
                 f"it has sent a {what} of length {length:.3g}, where all together have pledged "
                 f"{allowed:.3g} ({track.name})",
-                is_certain=self._counts_alike(track) or not math.isfinite(length),
+                is_certain=_count_alike(track) or not math.isfinite(length),
             )
         if isinstance(item, Mean):
-            self._shifts[vector] += length**2
+            self._shifts[vector][track.division.number(item.segment, item.chunk)] = length
             if item.holders > 1:
                 mac = digest(self._own_key, payload, _place(vector, item))
                 self.got_means = (self.got_means + mac) % _SUMS
 
     def sends(self, vector: int, item: Sum | Mean, payload: Payload) -> None:
         if isinstance(item, Mean):
-            if item.holders == 1:
-                self._shifts[vector] += self.allowed(vector, item) ** 2
+            if item.holders == 1:  # made here
+                division = self._tracks[vector].division
+                chunk = division.number(item.segment, item.chunk)
+                self._shifts[vector][chunk] = self.allowed(vector, item)
             if item.holders + 1 < self._members:  # the next one hands it on
                 mac = digest(self._key_of_next, payload, _place(vector, item))
                 self.given_means = (self.given_means + mac) % _SUMS
@@ -264,12 +284,14 @@ class Witness:
         """The form in which values travel, and what arrives: less of them, where they would be
         longer than all have pledged, because of what a codec has left out before or puts in."""
         payload, arrives = pack(values)
+        if not self._tracks[vector].changes:
+            return payload, arrives
         allowed = self.allowed(vector, item)
-        for _ in range(3):
+        for less in (0.001, 0.01, 0.1):
             length = self.length(vector, item, start, arrives)
-            if length <= allowed:
+            if length <= allowed * (1 + _ROUNDING / 2):
                 return payload, arrives
-            values = values * (0.98 * allowed / length)
+            values = values * ((1 - less) * allowed / length)
             payload, arrives = pack(values)
         return pack(torch.zeros_like(values))
 
@@ -281,35 +303,54 @@ class Witness:
         for vector, track in enumerate(self._tracks):
             rule = _rule_of(track)
             if rule is not None:
-                known = zip(self._velocity(track), self._means[vector], strict=True)
+                known = zip(self._velocity(track), self._whole(vector), strict=True)
                 self._watch.velocities[track.name] = [
-                    rule.momentum * before + self._before_step(mean) for before, mean in known
+                    rule.momentum * before + now for before, now in known
                 ]
             else:
                 self._watch.velocities.pop(track.name, None)
-            self._shifted(vector, math.sqrt(self._shifts[vector]))
+            self._shifted(vector, self._shifts[vector])
+
+    def _whole(self, vector: int) -> list[float]:
+        """How long means can have been before an outer step."""
+        segments = range(self._members)
+        division = self._tracks[vector].division
+        makers = [(k - 1) % self._members for k in segments for _ in range(division.chunks(k))]
+        known = zip(self._means[vector], makers, strict=True)
+        return [self._before_step(mean, maker) for mean, maker in known]
 
     def failed(self) -> None:
         """Outer optimizers begin anew. Others may have taken the round over."""
         self._watch.in_vain += 1
         for vector, track in enumerate(self._tracks):
-            self._watch.velocities.pop(track.name, None)
-            means = (
-                Mean(segment, chunk, 1)
+            means = [
+                self.allowed(vector, Mean(segment, chunk, 1))
                 for segment in range(self._members)
                 for chunk in range(track.division.chunks(segment))
-            )
-            self._shifted(vector, math.hypot(*(self.allowed(vector, mean) for mean in means)))
+            ]
+            self._watch.velocities.pop(track.name, None)
+            self._shifted(vector, means)
 
-    def _shifted(self, vector: int, length: float) -> None:
+    def _shifted(self, vector: int, lengths: list[float]) -> None:
         track = self._tracks[vector]
+        if not _count_alike(track):
+            # As far as all have pledged: what was allowed for doubt is not doubted once more.
+            said = list(zip(self._shares[vector], self._pledges, strict=True))
+            lengths = [
+                sum(share * pledge.chunks[vector][chunk] for share, pledge in said)
+                for chunk in range(len(track.lengths))
+            ]
         if track.is_parameters:
-            own = 0.0 if track.changes else self._pledges[self._place].lengths[vector]
-            self._watch.shifts[track.name].appendleft(length + own)
+            self._watch.shifts[track.name].appendleft(lengths)
 
 
 def _place(vector: int, item: Mean) -> tuple[int, int, int]:
     return vector, item.segment, item.chunk
+
+
+def _count_alike(track: Watched) -> bool:
+    """All members count from the same: from what they had in common, or from nothing."""
+    return track.changes or not track.is_parameters
 
 
 def _rule_of(track: Watched) -> Nesterov | None:
@@ -327,6 +368,11 @@ def norm_of(values: torch.Tensor) -> float:
     if not 1e-12 < found < 1e18:
         found = float(torch.linalg.vector_norm(values, dtype=torch.float64))
     return found
+
+
+def buffers_norm_of(values: torch.Tensor) -> float:
+    """Some models keep infinities in a buffer, or the least number there is."""
+    return min(norm_of(values.nan_to_num(0.0, 0.0, 0.0)), _LONGEST_BUFFERS)
 
 
 def digest(key: bytes, payload: Payload, place: tuple[object, ...]) -> int:
