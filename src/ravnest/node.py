@@ -205,6 +205,8 @@ class Node:
             least_rows=self._graph.train.least_rows,
         )
         self._validating: deque[Future[Any]] = deque()
+        self._is_training = False
+        """Micro-batches are on their way, and stages have put their weights ahead of them."""
         self._has_met = False
         self._trained_since_meeting = False
         self.stages: dict[str, float] = {}
@@ -361,6 +363,7 @@ class Node:
         values, rows = self._inputs.bind(tensors, kwargs, "train")
         proof = proof_of(list(values.values()) if proof_of_item is None else proof_of_item)
         self._trained_since_meeting = self.document.ring_size > 1
+        self._is_training = True
         with self._lifetime.interruptible() as user:
             for of, first, last in self._numbers.training(rows):
                 message = messages.Forward(of=of, task="train", carried=())
@@ -431,6 +434,9 @@ class Node:
         proof = proof_of(list(values.values()) if item is None else item)
         of = self._numbers.without_gradients(rows)
         with self._lifetime.interruptible() as user:
+            if self._is_training:
+                user.order("settle")
+                self._is_training = False
             future = user.expect_result(of.batch)
             user.submit(messages.Forward(of=of, task=task, carried=(), proof=proof), values)
             if task == "validate":

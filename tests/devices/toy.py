@@ -142,7 +142,16 @@ def _check_type(op: Any, dtype: torch.dtype | None) -> None:
 
 
 _BY_INDEX = {"index", "index_put", "index_put_", "_index_put_impl_", "_unsafe_index"}
-_SCALARS_TOO = {"masked_fill", "masked_fill_", "index_fill", "index_fill_", "where", "fill_"}
+_SCALARS_TOO = {
+    "floor_divide",
+    "floor_divide_",
+    "masked_fill",
+    "masked_fill_",
+    "index_fill",
+    "index_fill_",
+    "where",
+    "fill_",
+}
 
 
 def _may_be_on_host(op: Any, tensor: torch.Tensor) -> bool:

@@ -8,6 +8,7 @@ from torch import nn
 from ravnest.provider.compute.ahead import LookAhead
 from ravnest.provider.compute.updating import Updater, UpdateSettings
 from ravnest.provider.compute.versions import WeightVersions
+from ravnest.wire import messages
 
 CURVATURE = torch.tensor([1.0, 10.0, 100.0])
 
@@ -155,3 +156,29 @@ def test_a_pipeline_ends_an_epoch_with_the_weights_of_its_optimizers(tmp_path, s
     assert [bool(part._shift) for part in parts] == [schedule == "async"] * 2 + [False]
     assert not any(part._is_shifted for part in parts)
     assert torch.equal(tied[0]["embed.weight"], tied[1]["embed.weight"])
+
+
+def test_a_batch_is_judged_with_the_weights_of_the_optimizers_in_the_middle_of_an_epoch(tmp_path):
+    """It was computed with weights that were ahead of gradients to come."""
+    model = nn.Sequential(nn.Linear(5, 8), nn.Tanh(), nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 3))
+    batches = [torch.randn(6, 5) for _ in range(8)]
+    update = UpdateSettings(torch.optim.SGD, {"lr": 0.1, "momentum": 0.9})
+    settings = settings_for(
+        batches, lambda outputs, batch: (outputs - batch[:, :3]).square().mean(), update
+    )
+    with pipeline(model, (batches[0],), tmp_path, settings, stages=3, parts=2) as pipe:
+
+        def predicted():
+            values, rows = pipe.inputs.bind((batches[0],), {}, "eval")
+            of = pipe.numbers.without_gradients(rows)
+            answer = pipe.root.user.expect_result(of.batch)
+            ask = messages.Forward(of=of, task="predict", carried=(), proof=())
+            pipe.root.user.submit(ask, values)
+            return pipe.root.user.wait_for(answer)[1][0]
+
+        for batch in batches:
+            pipe.train(batch)
+        pipe.order("settle")
+        found = predicted()
+        pipe.order("flush")
+        assert torch.equal(found, predicted())

@@ -458,7 +458,7 @@ class StageRunner:
     def _update(self, instruction: plan.Update) -> None:
         share, free = self.share, self._room.free()
         self._tied.take_in(instruction.update, instruction.batches, self._updater.loss_scale)
-        needed = self._updater.needed_bytes(in_place=instruction.in_place)
+        needed = self._updater.needed_bytes(in_place=instruction.in_place, lag=instruction.lag)
         if free is not None and free < needed and self._passes.recovers:
             self._give_up_activations()
         self._updater.apply(

@@ -9,6 +9,7 @@ What other stages do with a product is not known here: it counts as going on to 
 from collections.abc import Iterable
 from typing import Any
 
+from ravnest.stage.gradients import values_of
 from ravnest.stage.graph import Operation, StageGraph, TensorSpec
 
 _CONVOLUTIONS = frozenset(
@@ -92,7 +93,7 @@ def _name(operation: Operation) -> str:
 def _references(operation: Operation) -> tuple[set[int], frozenset[int]]:
     """Numbers of the values and tensors among its arguments."""
     values, tensors = set(), set()
-    for argument in _flat((*operation.args, *operation.kwargs.values())):
+    for argument in _flat(values_of(operation)):
         if isinstance(argument.get("v"), int):
             values.add(argument["v"])
         elif isinstance(argument.get("t"), int):

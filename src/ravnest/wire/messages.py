@@ -147,7 +147,9 @@ class TotalNorm(_Typed, frozen=True, kw_only=True):
     """By which the gradients had been multiplied."""
 
 
-Order = Literal["flush", "epoch", "validation", "reset", "average", "save", "done", "goodbye"]
+Order = Literal[
+    "flush", "epoch", "settle", "validation", "reset", "average", "save", "done", "goodbye"
+]
 
 
 class Command(_Typed, frozen=True, kw_only=True):

@@ -496,4 +496,7 @@ def test_moments_keep_what_they_have_learnt_while_their_mean_was_made():
     share.averaged(Outcome(0, (0,), (unchanged,), rest, outcome, False, 0.0, 10**6))
     share.apply()
     assert state["exp_avg"].tolist() == [-0.25, -0.25]
-    assert state["exp_avg_sq"].tolist() == [0.75, 0.0]  # long forgotten, and no variance is negative
+    assert state["exp_avg_sq"].tolist() == [
+        0.75,
+        0.0,
+    ]  # long forgotten, and no variance is negative

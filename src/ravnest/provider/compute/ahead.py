@@ -13,7 +13,7 @@ nothing and remembers nothing. Decision 026 has the figures.
 """
 
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -44,6 +44,12 @@ class LookAhead:
         for part in self._parts:
             part.before_step(steps)
 
+    def needed(self, lag: float) -> int:
+        """Bytes that the next step takes to remember where it began, if its gradients are old."""
+        if not lag and not any(self._lags):
+            return 0
+        return sum(part.needed() for part in self._parts)
+
     @torch.no_grad()
     def after_step(self) -> None:
         for part in self._parts:
@@ -67,6 +73,9 @@ class _Part:
         """Memory as large as the parameters, once it is needed."""
         self._is_shifted = False
 
+    def needed(self) -> int:
+        return 0 if self._shift else sum(p.numel() * p.element_size() for p in self._parameters)
+
     def before_step(self, steps: float) -> None:
         self._steps = max(0.0, steps - self._own)
         if self._steps:
@@ -87,11 +96,6 @@ class _Part:
         if was_shifted:
             torch._foreach_sub_(self._data(), self._shift)
         return was_shifted
-
-    def shifted(self) -> Iterator[tuple[nn.Parameter, torch.Tensor]]:
-        """Parameters that are ahead, and by how much."""
-        if self._is_shifted:
-            yield from zip(self._parameters, self._shift, strict=True)
 
     def _data(self) -> list[torch.Tensor]:
         return [parameter.data for parameter in self._parameters]

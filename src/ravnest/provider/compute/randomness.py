@@ -17,7 +17,7 @@ import xxhash
 
 from ravnest.stage.arithmetic import ARITHMETIC
 from ravnest.stage.graph import StageGraph
-from ravnest.stage.operators import MODULE_CALL, tensor_operator
+from ravnest.stage.operators import GRADIENT, MODULE_CALL, tensor_operator
 
 _ONE_AT_A_TIME = threading.RLock()
 """Several stages may be in one process."""
@@ -91,7 +91,8 @@ class StageRandomness:
 
 def draws_numbers(graph: StageGraph) -> bool:
     """Whether anything in this stage may; of a module of the user's nothing is known."""
-    names = {op.op for mode in (graph.train, graph.eval) for op in mode.operations} - {*ARITHMETIC}
+    operations = [op for mode in (graph.train, graph.eval) for op in mode.operations]
+    names = {op.op for op in operations} - {GRADIENT, *ARITHMETIC}
     return MODULE_CALL in names or any(
         torch.Tag.nondeterministic_seeded in tensor_operator(name).tags for name in names
     )

@@ -125,9 +125,10 @@ class Updater:
                 f"lr_scheduler_params={dict(params)!r}: {error}"
             ) from error
 
-    def needed_bytes(self, *, in_place: bool) -> int:
+    def needed_bytes(self, *, in_place: bool, lag: float = 0.0) -> int:
         """By the next update, beside what there is now."""
-        return self._step_memory.needed() + (0 if in_place else self._versions.bytes_to_move)
+        moved = 0 if in_place else self._versions.bytes_to_move
+        return self._step_memory.needed() + self._ahead.needed(lag) + moved
 
     def collects(self, loss_scale: float) -> None:
         """What is collected from now on is so many times too large; what has been, is made so."""
@@ -197,12 +198,12 @@ class Updater:
         gradients = [p.grad for p in self._owned if p.grad is not None]
         if gradients and factor != 1.0:
             torch._foreach_mul_(gradients, factor)
-        if self._settings.clip_value is not None:
+        if gradients and self._settings.clip_value is not None:
             nn.utils.clip_grad_value_(self._owned, self._settings.clip_value)
         if self.optimizer is not None:
-            # An optimizer of torch leaves nothing unwritten, and allocates more than the passes do.
-            self._step_memory.prepare()
             self._ahead.before_step(lag)
+            self._step_memory.prepare()
+            # An optimizer of torch leaves nothing unwritten, and allocates more than the passes do.
             with without_zero_fill():
                 self.optimizer.step()
             self._ahead.after_step()
