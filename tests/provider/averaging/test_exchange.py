@@ -319,3 +319,17 @@ def test_a_member_that_weighs_nothing_keeps_what_it_still_has_to_send():
     torch.testing.assert_close(
         run.mean() - before + remembered, torch.ones_like(before), atol=1e-5, rtol=1e-5
     )
+
+
+def test_a_packed_chunk_of_another_size_is_not_unpacked(monkeypatch):
+    """A few megabytes may stand for gigabytes."""
+    run = Run(2, codec=codec_named("topk"))
+    layout, start = run.layout, run.values[0]
+    two = [Track(layout.gather(start).single, 6000, run.fragments[0].base.single, changes=True)]
+    receiver = exchange(0, 1, two, (0, 1), [1.0, 1.0], 1)
+    sender = exchange(0, 1, [Track(torch.zeros(6000), 6000)], (0, 1), [1.0, 1.0], 0)
+    message, _ = next(sender.begin())
+    packed = codec_named("topk").pack(torch.randn(100_000))
+    monkeypatch.setattr("ravnest.provider.averaging.exchange.unpack", None)
+    with pytest.raises(WireError, match="belongs"):
+        receiver.arrived(message, packed)

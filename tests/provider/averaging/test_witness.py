@@ -838,3 +838,75 @@ def test_honest_members_are_not_blamed_however_they_learn(
     assert blamed(caplog) == set()
     for tensors in ring.tensors:
         assert all(torch.equal(tensors[name], ring.tensors[0][name]) for name in SHAPES)
+
+
+@pytest.mark.parametrize("cancelled", [5, 20])
+def test_rounds_that_are_cancelled_do_not_open_the_next_one(cancelled):
+    """How far apart members may be was reckoned from what had been allowed for that before: after
+    20 rounds anything was."""
+    ring = Ring(3, liar=1)
+    for _ in range(3):
+        ring.learn()
+        ring.round()
+    for _ in range(cancelled):
+        ring.learn()
+        for place in ring.places:
+            place.due()
+        is_off = False
+        while ring.line:
+            source, to, parcel = ring.line.pop(0)
+            if source == 1 and isinstance(parcel.message, RingChunk):
+                if not is_off:
+                    number = parcel.message.round
+                    off = RingCancel(ring=0, round=number, reason="x", is_refused=True)
+                    for k in ring.honest():
+                        ring.places[k].heard("node_1", Parcel(off))
+                    ring.places[1]._do(ring.places[1]._roll.failed("x", 0.0, is_refused=True))
+                is_off = True
+                continue
+            ring.places[to].heard(f"node_{source}", parcel)
+    ring.learn()
+    before = [{n: t.clone() for n, t in tensors.items()} for tensors in ring.tensors]
+    ring.sends = means_made(lambda values: values + 1e3)
+    ring.round()
+    assert all(ring.distance(k, before) < 2 * cancelled for k in ring.honest())
+
+
+@pytest.mark.parametrize("still", [False, True])
+@pytest.mark.parametrize("sent", [0.0, math.inf, math.nan])
+def test_the_infinities_of_a_mask_stay(sent, still):
+    ring = Ring(3, liar=1, still=still, parameters={"a"})
+    for tensors in ring.tensors:
+        tensors["b"][::2] = -math.inf
+    ring.learn()
+    ring.round()
+    ring.sends = lambda item, values: (
+        torch.where(values.isinf(), sent, values) if values.isinf().any() else None
+    )
+    for _ in range(2):
+        ring.learn()
+        ring.round()
+    for k in ring.honest():
+        assert len(ring.applied[k]) == 3
+        assert (ring.tensors[k]["b"][::2] == -math.inf).all()
+        assert ring.tensors[k]["b"][1::2].isfinite().all()
+
+
+@pytest.mark.parametrize("codec", ["fp16", "bf16", "zstd"])
+def test_equal_values_do_not_shrink(codec):
+    """A sum of parallel summands is as long as all have pledged, up to rounding."""
+    ring = Ring(3, codec, parameters={"a"})
+    ring.facts = [Facts(16.0 * speed, 0.0, 1, ()) for speed in (1, 2, 8)]
+    way = torch.randn(SHAPES["a"])
+    for tensors in ring.tensors:
+        tensors["b"].fill_(1.0)
+    moved = 0.0
+    for _ in range(20):
+        for tensors in ring.tensors:
+            tensors["a"].add_(way, alpha=0.01)
+        moved += 0.01
+        ring.round()
+    for tensors in ring.tensors:
+        torch.testing.assert_close(tensors["b"], torch.ones(500), rtol=1e-4, atol=0)
+        change = tensors["a"] - ring.start["a"]
+        assert float((change * way).sum() / way.square().sum()) == pytest.approx(moved, rel=1e-2)
