@@ -90,8 +90,8 @@ def server(tmp_path):
         workshop = server.ready.service.workshop
         do = workshop.do
 
-        async def all_but_checks(folder, order):
-            return PlanOutcome() if order.task == "check" else await do(folder, order)
+        async def all_but_checks(folder, order, then=None):
+            return PlanOutcome() if order.task == "check" else await do(folder, order, then)
 
         workshop.do = all_but_checks
         yield server

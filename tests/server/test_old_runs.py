@@ -40,8 +40,14 @@ class Scene:
         self.errands = Errands(core, self.folders, self.files, run_files, None, workshop)
         self.errands._spec = self._spec
 
-    def _start(self, key, folder, task, done):
+    def _start(self, key, folder, task, done, then=None):
         self.done, self.task = done, task
+
+    async def ends(self, outcome):
+        """Whatever is begun by that has ended, too."""
+        await self.done(outcome)
+        while tasks := list(self.errands._tasks):
+            await asyncio.wait(tasks)
 
     async def _ended(self, *keys):
         assert keys == ("plan j",)
@@ -84,7 +90,7 @@ def scene(tmp_path):
 
 def test_runs_before_one_that_is_fused_are_removed_once_that_is_known(scene):
     scene.errands.perform(Fuse(job="j", run=3, cluster=0))
-    asyncio.run(scene.done(PlanOutcome(result_bytes=7)))
+    asyncio.run(scene.ends(PlanOutcome(result_bytes=7)))
     assert scene.happened == [(Fused(job="j", run=3, bytes=7), [1, 2, 3, 10])]
     assert scene.runs("j") == [3, 10]
     assert scene.files.held_bytes == 200
@@ -101,7 +107,7 @@ def test_machines_of_one_name_are_told_apart_in_a_plan(scene):
 
 def test_nothing_is_removed_if_fusing_fails(scene):
     scene.errands.perform(Fuse(job="j", run=3, cluster=0))
-    asyncio.run(scene.done(PlanOutcome(error="broken")))
+    asyncio.run(scene.ends(PlanOutcome(error="broken")))
     assert isinstance(scene.happened[0][0], FusingFailed)
     assert scene.runs("j") == [1, 2, 3, 10]
 

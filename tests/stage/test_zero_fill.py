@@ -27,7 +27,8 @@ TRAINING = """
 from types import SimpleNamespace as Named
 from ravnest.worker import __main__ as worker, training
 training.Training = lambda *_: None
-worker._made(Named(threads=1, memory_bytes=0, assignment=Named(script=None)), None, None, None)
+order = Named(threads=1, memory_bytes=0, device_share=1.0, assignment=Named(script=None))
+worker._made(order, None, None, None)
 """
 PART = """
 from ravnest.stage.zero_fill import fill_with_zeros, without_zero_fill

@@ -2,9 +2,9 @@
 
 import pytest
 import torch
+from cluster_runs import Normed, alone, assert_same_bytes, feed, mean_of, rows, settings, square
 from clusters import clusters
 from devices import requires_toy
-from test_clusters import Normed, alone, assert_same_bytes, feed, mean_of, rows, settings, square
 
 from ravnest.provider.averaging.vectors import Layout
 from ravnest.provider.compute.updating import UpdateSettings

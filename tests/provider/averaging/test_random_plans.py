@@ -52,19 +52,12 @@ def test_every_tensor_of_every_cluster_becomes_the_mean(plan, seed, chunk_bytes,
         layout = Layout.of({name: held[0][name] for name in ring.names}, trained)
         vectors = [layout.gather(each) for each in held]
         rest = [layout.rest_of(each) for each in vectors]
-        exchanges = [
-            Exchange(
-                ring.id,
-                1,
-                [Track(v, n) for v, n in zip(vectors[k], layout.trained(), strict=True)],
-                members,
-                weights,
-                k,
-                still=still,
-                chunk_bytes=chunk_bytes,
-            )
-            for k in members
-        ]
+        exchanges = []
+        for k in members:
+            tracks = [Track(v, n) for v, n in zip(vectors[k], layout.trained(), strict=True)]
+            for track in tracks:
+                track.divide(len(members), chunk_bytes)
+            exchanges.append(Exchange(ring.id, 1, tracks, members, weights, k, still=still))
         exchanged(exchanges, seed)
         for mine, outcome, before in zip(held, vectors, rest, strict=True):
             if still:
