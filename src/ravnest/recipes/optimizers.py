@@ -94,8 +94,7 @@ OPTIMIZERS = Registry(
             torch_name="NAdam",
         ),
         "nadamw": _Optimizer(
-            "Adam with a look ahead and weight decay apart from the gradient: the first choice for "
-            "deep pipelines.",
+            "Adam with a look ahead and weight decay apart from the gradient.",
             {
                 "lr": _rate(1e-3),
                 "betas": _BETAS,
