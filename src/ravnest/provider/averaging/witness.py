@@ -118,15 +118,26 @@ class Watch:
         """Of what this member brings. `again`: a round that was complete here is made once more,
         because others may not have it; there is nothing new."""
         self._weight = weight
-        self._moved = {track.name: math.hypot(*track.lengths) for track in tracks}
+        chunks = tuple(self._believable(track) for track in tracks)
+        self._moved = {t.name: math.hypot(*each) for t, each in zip(tracks, chunks, strict=True)}
         for track in tracks:
             if _count_alike(track) and weight > 0:
                 self._known[track.name] = self._moved[track.name]
-        chunks = tuple(track.lengths for track in tracks)
         usual = [self._usual(track, ever=has_ended, again=again) for track in tracks]
         rows = max([weight, *self._rows, self._most_rows if has_ended else 0.0])
         sizes = tuple(track.size for track in tracks)
         return Pledge.of(chunks, rows, tuple(usual), sizes, has_ended=has_ended, codec=codec)
+
+    def _believable(self, track: Watched) -> tuple[float, ...]:
+        """How long its chunks are. Where members do not count from the same, an unfinished round
+        may have left anything of the base: then no more than this member can have moved."""
+        found, name = track.lengths, track.name
+        if _count_alike(track) or not self.trained_by(name):
+            return found
+        doubts = (self.doubt(name, chunk, len(found)) for chunk in range(len(found)))
+        most = self.trained_by(name) + math.hypot(*doubts)
+        less = min(1.0, most / (math.hypot(*found) or 1.0))
+        return tuple(less * length for length in found)
 
     def _usual(self, track: Watched, *, ever: bool, again: bool) -> float:
         now = self._moved[track.name]
