@@ -22,8 +22,8 @@ from ravnest.provider.assembly import StageSettings, build_runner
 from ravnest.provider.averaging.settings import Averaging
 from ravnest.provider.averaging.share import Rules
 from ravnest.provider.compression import Compression
+from ravnest.provider.compute.device_memory import Room
 from ravnest.provider.compute.optimizers import optimizer_named
-from ravnest.provider.compute.room import Room
 from ravnest.provider.compute.updating import UpdateSettings
 from ravnest.provider.control import Control
 from ravnest.provider.criterion import OwnLoss, criterion_of

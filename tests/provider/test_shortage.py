@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from ravnest.errors import PeerError, RunError
 from ravnest.planning.study import study
-from ravnest.provider.compute import room
+from ravnest.provider.compute import device_memory
 from ravnest.provider.compute.copies import Copies
 from ravnest.provider.compute.passes import StagePasses
 from ravnest.provider.compute.updating import Updater, UpdateSettings
@@ -162,9 +162,9 @@ def test_a_run_whose_device_is_full_goes_on_with_activations_computed_again(
 
 @pytest.mark.parametrize("stage", [0, 1])
 def test_what_does_not_fit_at_all_ends_the_run_with_figures(tmp_path, monkeypatch, stage):
-    monkeypatch.setattr(room.Room, "most", lambda self: 6 * 10**9)
-    monkeypatch.setattr(room.Room, "used", lambda self: 31 * 10**8)
-    monkeypatch.setattr(room.Room, "free", lambda self: 29 * 10**8)
+    monkeypatch.setattr(device_memory.Room, "most", lambda self: 6 * 10**9)
+    monkeypatch.setattr(device_memory.Room, "used", lambda self: 31 * 10**8)
+    monkeypatch.setattr(device_memory.Room, "free", lambda self: 29 * 10**8)
     forever = range(10**6)
     with pytest.raises((RunError, PeerError), match="does not fit on cpu") as caught:
         runs(tmp_path, "x", monkeypatch, fails_at(stage, "forward", forever, 3))
@@ -179,7 +179,7 @@ def test_what_does_not_fit_at_all_ends_the_run_with_figures(tmp_path, monkeypatc
 def test_an_update_is_made_parameter_by_parameter_where_memory_is_short(monkeypatch, in_place):
     """A step that failed half-way could not be made again."""
     free = [10**9]
-    monkeypatch.setattr(room.Room, "free", lambda self: free[0])
+    monkeypatch.setattr(device_memory.Room, "free", lambda self: free[0])
     model = nn.Sequential(nn.Linear(10, 10), nn.Linear(10, 10))
     plain = copy.deepcopy(model)
     versions = WeightVersions(model)
@@ -233,7 +233,7 @@ class Memory:
 def test_of_a_device_a_process_takes_what_its_owner_allows(monkeypatch):
     memory = Memory(1000, others=300)
     monkeypatch.setattr(torch, "get_device_module", lambda device: memory)
-    there = room.Room(torch.device("cuda:0"))
+    there = device_memory.Room(torch.device("cuda:0"))
     assert (there.most(), there.used(), there.free()) == (1000, 100, 600)
     there.limit(0.5)
     assert (there.most(), there.free()) == (500, 400)
@@ -257,13 +257,13 @@ def test_an_error_does_not_keep_what_was_computed_before_it():
             raise RunError("the stage failed") from inner
     except RunError as error:
         assert kept[0]() is not None
-        room.let_go(error)
+        device_memory.let_go(error)
         assert kept[0]() is None
 
 
 def test_a_device_that_says_nothing_of_its_memory_is_taken_to_have_enough(monkeypatch):
     monkeypatch.setattr(torch, "get_device_module", lambda device: object())
-    there = room.Room(torch.device("cuda:0"))
+    there = device_memory.Room(torch.device("cuda:0"))
     there.limit(0.5)
     there.sweep()
     assert (there.most(), there.used(), there.free()) == (None, 0, None)
@@ -281,4 +281,4 @@ def test_a_device_that_says_nothing_of_its_memory_is_taken_to_have_enough(monkey
 def test_a_shortage_is_known_however_it_is_wrapped(error, is_one):
     outer = RunError("the stage failed")
     outer.__cause__ = error
-    assert room.is_shortage(error) == room.is_shortage(outer) == is_one
+    assert device_memory.is_shortage(error) == device_memory.is_shortage(outer) == is_one

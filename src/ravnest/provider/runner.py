@@ -20,8 +20,8 @@ from ravnest.provider.averaging.share import Outcome, Share
 from ravnest.provider.commands import Commands, Saving
 from ravnest.provider.compression import Compression, Packing, leaving
 from ravnest.provider.compute.copies import Copies, Sent, original
+from ravnest.provider.compute.device_memory import Room, is_shortage, let_go
 from ravnest.provider.compute.passes import Pass, StagePasses
-from ravnest.provider.compute.room import Room, is_shortage, let_go
 from ravnest.provider.compute.updating import Updater
 from ravnest.provider.leaf import Leaf
 from ravnest.provider.meter import Meter

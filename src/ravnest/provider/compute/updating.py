@@ -13,8 +13,8 @@ from torch import nn
 
 from ravnest.errors import NodeError
 from ravnest.provider.compute.ahead import LookAhead
+from ravnest.provider.compute.device_memory import Room, StepMemory
 from ravnest.provider.compute.optimizers import OptimizerFactory, grouped
-from ravnest.provider.compute.room import Room, StepMemory
 from ravnest.provider.compute.versions import WeightVersions
 from ravnest.stage.local import added
 from ravnest.stage.zero_fill import without_zero_fill
