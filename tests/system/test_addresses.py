@@ -22,6 +22,18 @@ pytestmark = pytest.mark.needs("namespaces")
 METADATA, ELSEWHERE = "169.254.169.254", "192.168.50.1"
 OWN = "5.5.5.7"
 """A global address of the honest host, whose firewall keeps others from its services."""
+UNPLUGGED, ON_LOOPBACK, ROUTED, ROUTED_SIX = "5.5.6.1", "5.5.8.77", "5.5.9.5", "2600:9::7"
+"""As global, and as much its own: of an interface without a line, in a prefix of loopback, and in
+networks that a route leads to the host."""
+SERVICES = f"{UNPLUGGED}:8080", f"{ON_LOOPBACK}:8080", f"{ROUTED}:8080", f"[{ROUTED_SIX}]:8080"
+OWN_ROUTES = (
+    "ip link add idle type veth peer name off",
+    f"ip addr add {UNPLUGGED}/29 dev idle",
+    "ip link set idle up",
+    "ip addr add 5.5.8.1/24 dev lo",
+    "ip route add local 5.5.9.0/24 dev lo",
+    "ip -6 route add local 2600:9::/64 dev lo",
+)
 
 
 class Listeners:
@@ -32,8 +44,9 @@ class Listeners:
         self._open = {}
 
     def listen(self, host, address, port):
+        family = socket.AF_INET6 if ":" in address else socket.AF_INET
         with entered(host):
-            made = self._stack.enter_context(socket.create_server((address, port)))
+            made = self._stack.enter_context(socket.create_server((address, port), family=family))
         made.settimeout(PATIENCE_S)
         self._open[f"{address}:{port}"] = made
 
@@ -62,6 +75,7 @@ def hosts():
         run = [
             honest.inside(f"ip addr add {METADATA}/32 dev lo".split()),
             honest.inside(f"ip addr add {OWN}/32 dev lo".split()),
+            *(honest.inside(command.split()) for command in OWN_ROUTES),
             net.server.inside(f"ip addr add {ELSEWHERE}/32 dev lo".split()),
             honest.inside(f"ip route add {ELSEWHERE}/32 via {net.server.address}".split()),
         ]
@@ -69,7 +83,8 @@ def hosts():
             subprocess.run(command, check=True)
         listeners.listen(honest, "127.0.0.1", 6379)
         listeners.listen(honest, METADATA, 8080)
-        listeners.listen(honest, OWN, 8080)
+        for own in (OWN, UNPLUGGED, ON_LOOPBACK, ROUTED, "::"):
+            listeners.listen(honest, own, 8080)
         listeners.listen(honest, honest.address, 8081)
         listeners.listen(net.server, ELSEWHERE, 8080)
         listeners.listen(net.server, net.server.address, 22)
@@ -136,7 +151,7 @@ def test_a_server_makes_nobody_dial_what_is_the_owners_own(hosts, tmp_path, monk
         with entered(honest):
             async with Running(server, tmp_path / "home", listen=f"{honest.address}:0"):
                 await server.hear(Measured)
-                bad = (*FORBIDDEN, f"{net.server.address}:22", f"{honest.address}:8081")
+                bad = (*FORBIDDEN, *SERVICES, f"{net.server.address}:22", f"{honest.address}:8081")
                 peers = tuple(
                     PeerAddress(provider=8 + n, addresses=(address,))
                     for n, address in enumerate((*bad, allowed))

@@ -1,8 +1,10 @@
 """Where others may try to reach this machine, and which of their addresses it may dial itself."""
 
 import asyncio
+import errno
 import ipaddress
 import socket
+import struct
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
@@ -96,11 +98,11 @@ def _towards(server: ServerAddress) -> Iterator[str]:
         yield ours
 
 
-def _interfaces() -> Iterator[Interface]:
-    """With their networks; those that are up."""
+def _interfaces(*, idle: bool = False) -> Iterator[Interface]:
+    """With their networks; those that have a line to others, or those that have none."""
     up = {name for name, state in psutil.net_if_stats().items() if state.isup}
     for name, addresses in psutil.net_if_addrs().items():
-        for address in addresses if name in up else ():
+        for address in addresses if (name in up) != idle else ():
             if address.family in (socket.AF_INET, socket.AF_INET6):
                 yield _interface(address.address.partition("%")[0], address.netmask)
 
@@ -110,6 +112,44 @@ def _interface(ip: str, netmask: str | None) -> Interface:
         return ipaddress.ip_interface(f"{ip}/{netmask or 32}")
     bits = int(ipaddress.IPv6Address(netmask)).bit_count() if netmask else 128
     return ipaddress.ip_interface(f"{ip}/{bits}")
+
+
+def is_own(ip: Ip) -> bool:
+    """Whether this machine's own services answer there: its kernel knows. They do at more than the
+    addresses of its interfaces: in a prefix of loopback, and where a route leads to the machine."""
+    try:
+        return _is_routed_here(ip)
+    except (AttributeError, OSError):  # no Linux, or netlink is kept from this process
+        return _binds(ip)
+
+
+def _is_routed_here(ip: Ip) -> bool:
+    """As Linux routes what is sent there: one question of rtnetlink. `bind` does not know routes of
+    IPv6 that lead here, and takes every address with `ip_nonlocal_bind`."""
+    family = socket.AF_INET if ip.version == 4 else socket.AF_INET6
+    route = struct.pack("=8BI", family, ip.max_prefixlen, *bytes(6), 0)
+    target = struct.pack("=HH", 4 + len(ip.packed), _RTA_DST) + ip.packed
+    size = 16 + len(route) + len(target)
+    with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, socket.NETLINK_ROUTE) as kernel:
+        kernel.send(struct.pack("=IHHII", size, _RTM_GETROUTE, 1, 0, 0) + route + target)
+        answer = kernel.recv(1 << 12)
+    (kind,) = struct.unpack_from("=H", answer, 4)
+    return bool(kind == _RTM_NEWROUTE and answer[16 + 7] == _RTN_LOCAL)
+
+
+_RTM_NEWROUTE, _RTM_GETROUTE, _RTA_DST, _RTN_LOCAL = 24, 26, 1, 2
+"""Of rtnetlink(7). Any other answer says that the address is not reached at all."""
+
+
+def _binds(ip: Ip) -> bool:
+    """A kernel that does not say that it is another's address may have it as its own."""
+    family = socket.AF_INET if ip.version == 4 else socket.AF_INET6
+    try:
+        with socket.socket(family, socket.SOCK_DGRAM) as probe:
+            probe.bind((str(ip), 0))
+    except OSError as error:
+        return error.errno != errno.EADDRNOTAVAIL
+    return True
 
 
 class Dialling:
@@ -132,8 +172,8 @@ class Dialling:
         """Other providers that are looked for at once."""
 
     async def allowed(self, provider: int, addresses: Sequence[str]) -> tuple[Endpoint, ...]:
-        """Judged by what this machine itself knows now: its networks, and whether that provider
-        runs on it; not by what a server says."""
+        """Judged by what this machine itself knows now: its networks, at which addresses it
+        answers itself, and whether that provider runs on it; not by what a server says."""
         server = self._server_ip()
         return await asyncio.to_thread(self._allowed, provider, addresses, server)
 
@@ -142,7 +182,15 @@ class Dialling:
     ) -> tuple[Endpoint, ...]:
         named = [each for each in map(Endpoint.parse, addresses) if each is not None]
         here = [each for each in named if self._rendezvous.has(provider, each)]
-        return chosen(addresses, from_here(server, _interfaces(), here=here, lan=self._lan))
+        reach = from_here(
+            server,
+            _interfaces(),
+            idle=_interfaces(idle=True),
+            own=[each.ip for each in named if is_own(each.ip)],
+            here=here,
+            lan=self._lan,
+        )
+        return chosen(addresses, reach)
 
     def reserve(self, endpoint: Endpoint) -> bool:
         """Whether it may be dialled now, by the rate limit of dials that are in vain. Each counts

@@ -166,19 +166,23 @@ def from_here(
     server: Ip | None,
     interfaces: Iterable[Interface],
     *,
+    idle: Iterable[Interface] = (),
+    own: Iterable[Ip] = (),
     here: Iterable[Endpoint] = (),
     lan: bool = False,
 ) -> Reach:
     """As an agent knows it, whatever its server says: its owner's networks are not the server's
-    to look into. A server in a private network has its agents there."""
-    ours = list(interfaces)
+    to look into. A server in a private network has its agents there. `idle`: interfaces without
+    a line to others. `own`: more addresses at which the agent's machine answers itself."""
+    running = list(interfaces)
+    ours = [*running, *idle]
     household = tuple(each.network for each in ours if scope_of(each.ip) == "global")
-    near = [each.network for each in ours if scope_of(each.ip) == "private"]
+    near = [each.network for each in running if scope_of(each.ip) == "private"]
     near += [block for block in PRIVATE if server is not None and server in block]
     return Reach(
         networks=(*(PRIVATE if lan else near), *household),
         household=household,
-        own=frozenset(each.ip for each in ours),
+        own=frozenset([*(each.ip for each in ours), *own]),
         here=frozenset(here),
         low_ports=True,
     )
