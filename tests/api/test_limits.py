@@ -2,7 +2,17 @@
 
 import msgspec
 import pytest
+from msgspec.structs import replace
 
+from ravnest.api.control import (
+    Ended,
+    Leaving,
+    Refused,
+    Rejected,
+    Steer,
+    agent_decoder,
+    server_decoder,
+)
 from ravnest.api.limits import Address, FilePath, Identifier, Label, Name, Sha256, Word, plain
 from ravnest.api.work import Point, RoundReport, Span, WorkEnd
 
@@ -32,6 +42,26 @@ def test_one_line_is_taken_and_a_second_one_is_not(kind, good):
 def test_a_path_leads_nowhere_else(path):
     with pytest.raises(msgspec.ValidationError):
         msgspec.json.decode(msgspec.json.encode(path), type=FilePath)
+
+
+LONG = "\N{SNOWMAN}" * 5000
+
+
+@pytest.mark.parametrize(
+    ("decoder", "message"),
+    [
+        (server_decoder, Steer(assignment="a", action="stop", reason=LONG)),
+        (server_decoder, Rejected(reason=LONG, final=False)),
+        (agent_decoder, Refused(assignment="a", reason=LONG)),
+        (agent_decoder, Leaving(reason=LONG)),
+        (agent_decoder, Ended(assignment="a", end=WorkEnd(outcome="failed", reason=LONG))),
+        (msgspec.json.Decoder(WorkEnd), replace(WorkEnd(outcome="failed"), reason=LONG)),
+    ],
+)
+def test_a_reason_of_any_length_makes_a_message_that_is_understood(decoder, message):
+    """Limits are looked at where a message is decoded: one that was too long broke the line, and
+    again each time it was said."""
+    assert decoder.decode(msgspec.json.encode(message)) == message
 
 
 @pytest.mark.parametrize("port", [0, 1, 80, 9999, 10000, 59999, 64999, 65000, 65535])

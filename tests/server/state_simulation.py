@@ -24,9 +24,10 @@ from ravnest.api.control import (
     Refused,
     Settled,
     Steer,
+    server_decoder,
 )
 from ravnest.api.dialling import Ip, bare_ip
-from ravnest.api.limits import FileRef
+from ravnest.api.limits import FileRef, encode
 from ravnest.api.machine import Caps, Figures, MachineFacts, PeerFigure
 from ravnest.api.work import Assignment, TrainingSpec, WorkEnd
 from ravnest.errors import JobError
@@ -67,7 +68,15 @@ from ravnest.server.state.words import own_words
 from ravnest.server.state.world import Settings, World
 
 SETTINGS = Settings()
-SAID = ("boom", "peer", "too large", "signal 11", "words_of_a_worker", "no tensor", "no thanks")
+SAID = (
+    "boom",
+    "it was them",
+    "too large",
+    "signal 11",
+    "words_of_a_worker",
+    "no tensor",
+    "no thanks",
+)
 """By others than the server."""
 TRAINED = FileRef(path="trained.json", sha256="0" * 64, size=1)
 FACTS = MachineFacts(
@@ -177,7 +186,7 @@ def source(id: int) -> Ip | None:
 
 class Simulation:
     def __init__(self) -> None:
-        self.now = 1000.0
+        self.now = 1e8
         self.disk: dict[tuple[str, str], bytes] = {}
         self.notes: list[Note] = []
         self.agents: dict[int, Agent] = {}
@@ -239,6 +248,9 @@ class Simulation:
 
     def _send(self, provider: int, message: FromServer) -> None:
         agent = self.agents[provider]
+        text = encode(message)
+        assert server_decoder.decode(text) == message
+        assert not any(word.encode() in text for word in SAID), message
         if isinstance(message, Settled):
             part = self.disk.get(("part", message.assignment))
             kept = part is not None and msgspec.json.decode(part, type=Part).has_results
@@ -359,8 +371,10 @@ class Simulation:
         if agent.state == "training":
             ends = {
                 "failed": WorkEnd(outcome="failed", reason="boom"),
-                "blames": WorkEnd(outcome="failed", reason="peer", culprit="node_1"),
-                "lies": WorkEnd(outcome="failed", reason="peer", culprit="words_of_a_worker"),
+                "blames": WorkEnd(outcome="failed", reason="it was them", culprit="node_1"),
+                "lies": WorkEnd(
+                    outcome="failed", reason="it was them" * 999, culprit="words_of_a_worker"
+                ),
                 "stopped": WorkEnd(outcome="stopped", epochs_done=1, saved=True),
                 "unsaved": WorkEnd(outcome="done", epochs_done=2),
                 "signal": WorkEnd(outcome="failed", reason="ended with signal 11", signal=11),

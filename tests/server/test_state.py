@@ -225,9 +225,26 @@ def test_a_worker_can_blame_a_provider_of_its_run_and_nothing_else(how, first):
     sim.go_on(4, how)
     sim.hear_one(4)
     run = sim.world.runs[job.id]
-    assert run.cause == f"the worker of p4 failed{' because of p1' if first else ''}: peer"
+    said = f"the worker of p4 failed{' because of p1' if first else ''}: it was them"
+    assert run.cause.startswith(said)
     assert run.secondhand == first
     assert (4 in job.left_out) == (not first)
+
+
+@pytest.mark.parametrize("how", ["failed", "lies", "memory", "refused"])
+def test_what_one_provider_says_reaches_no_other(how):
+    """It was the reason by which the others were told to stop. With a few words of the server's
+    before it, it could be too long for them to understand, and they were lost as well."""
+    sim = pool_of(4)
+    job = preparing(sim) if how == "refused" else training(sim)
+    sim.go_on(4, how)
+    sim.hear_one(4)
+    told = [m for one in sim.agents.values() for m in one.inbox if isinstance(m, Steer)]
+    assert {message.action for message in told} <= {"stop", "drop"}
+    assert {message.reason.removesuffix(" because of p1") for message in told} == {
+        "p4 refused its part" if how == "refused" else "the worker of p4 failed"
+    }
+    assert any(": " in part.reason for part in sim.world.of_run[job.id])  # the owner's to see
 
 
 def test_too_many_lost_runs_fail_the_job_with_the_first_cause():

@@ -209,7 +209,7 @@ class Errand:
 
     def _failed(self, reason: str) -> WorkEnd:
         done = self.assignment.epochs_done
-        return WorkEnd(outcome="failed", epochs_done=done, reason=reason[:4000])
+        return WorkEnd(outcome="failed", epochs_done=done, reason=reason)
 
     async def _give_port(self) -> tuple[str, int]:
         """The port on which this machine is known is the worker's as long as it runs."""
@@ -321,8 +321,10 @@ class Errand:
             self.undelivered = f"the results cannot be read on the provider's disk: {error}"
         except Exception as error:  # they may be anything
             self.undelivered = f"the results cannot be brought back: {in_words(error)}"
-        reason = self.undelivered[:4000]
-        return msgspec.structs.replace(end, outcome="failed", saved=False, reason=reason), ()
+        failed = msgspec.structs.replace(
+            end, outcome="failed", saved=False, reason=self.undelivered
+        )
+        return failed, ()
 
     def cancel(self) -> None:
         """What is being done about it, unless that is who asks."""

@@ -83,7 +83,7 @@ class Errands(Standing):
         return self.may_run(new)
 
     def _refuse(self, name: str, reason: str, *, lasting: bool) -> Instructions:
-        refused = Refused(assignment=name, reason=reason[:4000], lasting=lasting)
+        refused = Refused(assignment=name, reason=reason, lasting=lasting)
         self.refusals[name] = refused
         while len(self.refusals) > _MOST_REFUSALS_KEPT:
             self.refusals.pop(next(iter(self.refusals)))
@@ -243,9 +243,7 @@ class Errands(Standing):
             return [*told, SteerWorker(work.assignment.id, "stop")]
         preparing = work.phase == "preparing"
         work.phase = "returning"
-        end = WorkEnd(
-            outcome="stopped", epochs_done=work.assignment.epochs_done, reason=reason[:4000]
-        )
+        end = WorkEnd(outcome="stopped", epochs_done=work.assignment.epochs_done, reason=reason)
         cancel: Instructions = [CancelPreparing(work.assignment.id)] if preparing else []
         return told + cancel + self._end(work, end, ())
 

@@ -171,7 +171,7 @@ class Worker:
         return WorkEnd(
             outcome="failed",
             epochs_done=self._epochs_done,
-            reason=reason[:4000],
+            reason=reason,
             signal=signal,
             out_of_memory=out_of_memory,
         )

@@ -18,6 +18,7 @@ from ravnest.api.limits import (
     Identifier,
     Name,
     ProviderId,
+    Reasoned,
     Seconds,
     Strict,
     Text,
@@ -93,7 +94,7 @@ class Ended(ToServer, frozen=True, kw_only=True, tag="ended"):
     results: Annotated[tuple[FileRef, ...], Meta(max_length=64)] = ()
 
 
-class Refused(ToServer, frozen=True, kw_only=True, tag="refused"):
+class Refused(ToServer, Reasoned, frozen=True, kw_only=True, tag="refused"):
     """The agent does not take an assignment, or cannot prepare it."""
 
     assignment: Identifier
@@ -102,11 +103,10 @@ class Refused(ToServer, frozen=True, kw_only=True, tag="refused"):
     """It would say the same of this job tomorrow. A full disk, a pause or a broken line pass."""
 
 
-class Leaving(ToServer, frozen=True, kw_only=True, tag="leaving"):
+class Leaving(ToServer, Reasoned, frozen=True, kw_only=True, tag="leaving"):
     """The agent ends. Work that it has is stopped in good order first unless `now`."""
 
     now: bool = False
-    reason: Text = ""
 
 
 # ---- server → agent ----
@@ -152,13 +152,12 @@ class Begin(ToAgent, frozen=True, kw_only=True, tag="begin"):
     assignment: Identifier
 
 
-class Steer(ToAgent, frozen=True, kw_only=True, tag="steer"):
+class Steer(ToAgent, Reasoned, frozen=True, kw_only=True, tag="steer"):
     """stop: save and end in good order. pause, resume: feed no batches meanwhile. drop: end at
     once, nothing is to be brought back."""
 
     assignment: Identifier
     action: Literal["stop", "pause", "resume", "drop"]
-    reason: Text = ""
 
 
 class Settled(ToAgent, frozen=True, kw_only=True, tag="settled"):
@@ -181,7 +180,7 @@ class SetPause(ToAgent, frozen=True, kw_only=True, tag="set_pause"):
     paused: bool
 
 
-class Rejected(ToAgent, frozen=True, kw_only=True, tag="rejected"):
+class Rejected(ToAgent, Reasoned, frozen=True, kw_only=True, tag="rejected"):
     """The last thing said on a connection."""
 
     reason: Text

@@ -22,7 +22,8 @@ Word = Annotated[
 _STEERING = r"\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069"
 Label = Annotated[str, Meta(max_length=200, pattern=rf"^[^\x00-\x1f{_STEERING}]*$(?!\n)")]
 """What a machine calls its parts: one line that a terminal can show."""
-Text = Annotated[str, Meta(max_length=4000)]
+MOST_TEXT = 4000
+Text = Annotated[str, Meta(max_length=MOST_TEXT)]
 """Said by somebody to somebody; never interpreted, and cleaned (`plain`) before it is shown."""
 Sha256 = Annotated[str, Meta(pattern=r"^[0-9a-f]{64}$(?!\n)")]
 FilePath = Annotated[
@@ -65,6 +66,17 @@ brackets without end."""
 
 class Strict(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Data made by others. A field nobody knows is refused: without it, the rest may mislead."""
+
+
+class Reasoned(Strict, frozen=True, kw_only=True):
+    """Says why, perhaps in words of others, and as much of that as a reader of it takes: limits
+    are looked at where a message is decoded, and there one that is too long breaks the line."""
+
+    reason: Text = ""
+
+    def __post_init__(self) -> None:
+        if len(self.reason) > MOST_TEXT:
+            msgspec.structs.force_setattr(self, "reason", self.reason[:MOST_TEXT])
 
 
 class Shown(msgspec.Struct, frozen=True, kw_only=True):

@@ -15,6 +15,7 @@ from ravnest.api.limits import (
     Name,
     Positive,
     ProviderId,
+    Reasoned,
     Seconds,
     Series,
     Strict,
@@ -208,7 +209,7 @@ class WorkReport(Strict, frozen=True, kw_only=True):
     """Warnings worth an event."""
 
 
-class WorkEnd(Strict, frozen=True, kw_only=True):
+class WorkEnd(Reasoned, frozen=True, kw_only=True):
     """How a worker ended."""
 
     outcome: Literal["done", "stopped", "failed"]
@@ -219,7 +220,6 @@ class WorkEnd(Strict, frozen=True, kw_only=True):
     metrics: Annotated[dict[Series, float], Meta(max_length=MOST_METRICS)] = msgspec.field(
         default_factory=dict
     )
-    reason: Text = ""
     culprit: Word | None = None
     """The node that failed first, if it was not this one."""
     signal: Annotated[int, Meta(ge=1, le=64)] | None = None

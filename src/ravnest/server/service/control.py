@@ -175,7 +175,7 @@ async def _send_all(socket: WebSocket, connection: Connection) -> None:
 
 async def _say_and_close(socket: WebSocket, reason: str) -> None:
     try:
-        last = Rejected(reason=reason[:4000], final=False)
+        last = Rejected(reason=reason, final=False)
         await socket.send_text(msgspec.json.encode(last).decode())
         await socket.close()
     except (WebSocketDisconnect, RuntimeError, OSError):

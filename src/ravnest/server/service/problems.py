@@ -3,6 +3,7 @@
 import msgspec
 from starlette.responses import Response
 
+from ravnest.api.limits import MOST_TEXT
 from ravnest.api.requests import Code, Problem
 
 STATUS: dict[Code, int] = {
@@ -18,8 +19,6 @@ STATUS: dict[Code, int] = {
     "full": 507,
     "ending": 503,
 }
-_MOST_CHARACTERS = 4000
-"""That a `Problem` may have."""
 _LATER = {"Retry-After": "4"}
 
 _HEADERS: dict[Code, dict[str, str]] = {
@@ -36,7 +35,7 @@ class Refusal(Exception):  # noqa: N818  it is an answer, not a mistake of ours
 
     def __init__(self, code: Code, error: str, *, ends: bool = False) -> None:
         # Callers have a hand in it (a name in a body of 64 MB), and it is logged too.
-        self.error = error[:_MOST_CHARACTERS]
+        self.error = error[:MOST_TEXT]
         super().__init__(self.error)
         self.code = code
         self.ends = ends

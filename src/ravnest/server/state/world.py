@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from ravnest.api.control import AgentState, Beat, FromServer
+from ravnest.api.control import AgentState, Beat, FromServer, Steer
 from ravnest.api.dialling import Ip
 from ravnest.api.machine import Figures
 from ravnest.api.views import JobState
@@ -19,6 +19,7 @@ from ravnest.api.work import STOPPED_WITHIN_S
 from ravnest.server.changes import Event, clean
 from ravnest.server.state.effects import Effects, Level, Order, Send
 from ravnest.server.state.records import Job, Killer, Part, Provider, Run
+from ravnest.server.state.words import own_words
 
 CLOCK_MOVED_S = 5.0
 """By less than this a clock is kept right, and nothing follows from it."""
@@ -208,6 +209,8 @@ class World:
         self.out.orders.append(order)
 
     def send(self, provider: int, message: FromServer) -> None:
+        if isinstance(message, Steer):  # what one provider has said is not for those it works with
+            message = msgspec.structs.replace(message, reason=own_words(message.reason))
         if self.heard_of(provider).connected:
             self.order(Send(provider=provider, message=message))
 
