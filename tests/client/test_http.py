@@ -4,6 +4,7 @@ import contextlib
 import json
 import socket
 import ssl
+import tracemalloc
 
 import msgspec
 import pytest
@@ -11,10 +12,10 @@ from certificates import Authority
 from scripted import Scripted, body_of, break_off, say
 
 from ravnest.api.requests import Health, JobAction
-from ravnest.api.views import JobView
+from ravnest.api.views import Changes, EventView, JobView, Me, Series
 from ravnest.client import http
 from ravnest.client.address import ServerAddress
-from ravnest.client.answers import AnswerError, refusal
+from ravnest.client.answers import AnswerError, decode_plain, refusal
 from ravnest.client.http import BrokenOffError, HttpClient
 from ravnest.client.trust import fetch_authority
 from ravnest.errors import JobError, ServerError, TokenError
@@ -41,6 +42,54 @@ def test_structures_go_both_ways_with_the_bearer(server):
     _, _, headers = server.seen[-1]
     assert headers["Authorization"] == "Bearer secret"
     assert headers["User-Agent"].startswith("ravnest/")
+
+
+def test_texts_are_plain_wherever_they_are():
+    said = b'{"role": "viewer", "name": "a\\u001b[2J"}'
+    assert decode_plain(said, Me).name == "a\ufffd[2J"
+    events = b'[{"number": 1, "at": 1, "level": "info", "text": "\\u202e"}]'
+    assert decode_plain(events, list[EventView])[0].text == "\ufffd"
+    curves = b'{"points": {"\\u0007": [[1, 2, 3, 4]]}}'
+    assert decode_plain(curves, Series) == Series(points={"\ufffd": ((1.0, 2.0, 3.0, 4.0),)})
+
+
+EMPTY = b"[" + b"{}," * 500_000 + b"{}]"
+
+
+@pytest.mark.parametrize(
+    ("kind", "answer"),
+    [
+        (Me, b'{"role": "viewer", "name": "a", "more": %b}' % EMPTY),
+        (Series, b'{"points": {"a": %b}}' % EMPTY),
+        (Changes, b'{"points": {"a": [%b]}}' % EMPTY),
+        (list[EventView], EMPTY),
+    ],
+)
+def test_what_does_not_belong_to_an_answer_takes_no_memory(kind, answer):
+    """Brackets of 24 MB took 1.2 GB: they were made into objects before the kind was asked."""
+    tracemalloc.start()
+    try:
+        with contextlib.suppress(msgspec.ValidationError):
+            decode_plain(answer, kind)
+        _, most = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert most < len(answer)
+
+
+def test_of_an_answer_about_one_thing_little_is_heard(server):
+    long = f'{{"role": "viewer", "name": "a", "more": "{"x" * (1 << 20)}"}}'
+    server.answers["GET", "/api/v1/whoami"] = lambda handler: say(handler, 200, long)
+    server.answers["POST", "/api/v1/leave"] = lambda handler: say(handler, 200, long)
+    server.answers["GET", "/api/v1/jobs/j1/series"] = lambda handler: say(
+        handler, 200, f'{{"points": {{}}, "more": "{"x" * (1 << 20)}"}}'
+    )
+    with server.client() as client:
+        with pytest.raises(ServerError, match="too large"):
+            client.get("/whoami", Me)
+        with pytest.raises(ServerError, match="too large"):
+            client.post("/leave", None, type(None))
+        assert client.get("/jobs/j1/series", Series) == Series(points={})
 
 
 def test_a_query_is_part_of_the_request(server):

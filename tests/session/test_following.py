@@ -94,7 +94,7 @@ def test_points_of_the_curves_come_along(stream):
     (begun,) = stream(("overview", (job(),), ()))
     changes = Changes(
         server=Simulation(machines=0).server(),
-        points={"j1": (("train/loss", 0, 1, 0.1, 5.0, 2.5),), "j2": ((),)},
+        points={"j1": (("train/loss", 0, 1, 0.1, 5.0, 2.5),), "j2": ()},
     )
     updates = job_updates(iter([begun, as_event(changes)]), "j1")
     next(updates)

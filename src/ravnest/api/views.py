@@ -7,7 +7,7 @@ in order has what a new `overview` would say. Details of one job: `/api/v1/jobs/
 `/api/v1/whoami` (`Me`).
 """
 
-from typing import Any, Literal
+from typing import Literal
 
 import msgspec
 
@@ -235,6 +235,10 @@ class Overview(Shown, frozen=True, kw_only=True):
     """The last ones, oldest first, at most 100."""
 
 
+NewPoint = tuple[str, int, int, float, float, float | None]
+"""Series, cluster, step, epoch, at, value."""
+
+
 class Changes(Shown, frozen=True, kw_only=True):
     """What is different now: whole entries by id, and the ids of those that are gone."""
 
@@ -247,8 +251,8 @@ class Changes(Shown, frozen=True, kw_only=True):
     gone_runs: tuple[str, ...] = ()
     """Job ids."""
     events: tuple[EventView, ...] = ()
-    points: dict[str, tuple[tuple[Any, ...], ...]] = msgspec.field(default_factory=dict)
-    """Job id → new points of its curves: (series, cluster, step, epoch, at, value)."""
+    points: dict[str, tuple[NewPoint, ...]] = msgspec.field(default_factory=dict)
+    """Job id → new points of its curves."""
 
 
 class Me(Shown, frozen=True, kw_only=True):

@@ -51,17 +51,22 @@ class JobRefusedError(AnswerError, JobError):
 
 def decode_plain(content: bytes | str, kind: type[_Answer]) -> _Answer:
     """What a server says (JSON). Its texts go to terminals, and a server may be hostile, or pass on
-    what a hostile party has said: so all of them are `plain` from the start."""
-    return msgspec.convert(_plain(msgspec.json.decode(content)), kind)
+    what a hostile party has said: so all of them are `plain` from the start. What does not belong
+    to that kind is passed over while it is read; as objects it would take fifty times the room."""
+    found: _Answer = _plain(msgspec.json.decode(content, type=kind))
+    return found
 
 
 def _plain(value: Any) -> Any:
     if isinstance(value, str):
         return plain(value)
-    if isinstance(value, list):
-        return [_plain(each) for each in value]
+    if isinstance(value, list | tuple):
+        return type(value)(map(_plain, value))
     if isinstance(value, dict):
         return {plain(name): _plain(each) for name, each in value.items()}
+    if isinstance(value, msgspec.Struct):  # it was made just now, and is known here alone
+        for name in value.__struct_fields__:
+            msgspec.structs.force_setattr(value, name, _plain(getattr(value, name)))
     return value
 
 

@@ -18,7 +18,9 @@ import httpx
 import msgspec
 
 from ravnest.api.limits import NOT_UNDERSTOOD, encode, plain
+from ravnest.api.requests import Enrolled, Renewed, TokenMade
 from ravnest.api.trust_anchor import TrustAnchor
+from ravnest.api.views import JobView, Me, ProviderView
 from ravnest.client.address import ServerAddress
 from ravnest.client.answers import decode_plain, failure_in_words, refusal
 from ravnest.client.stranger import UNPACKED
@@ -29,6 +31,9 @@ from ravnest.release import VERSION
 Query = Mapping[str, str | int | float]
 _Answer = TypeVar("_Answer")
 _MOST_ANSWER_BYTES = 256 << 20
+_SMALL = frozenset({type(None), Me, Enrolled, Renewed, TokenMade, ProviderView, JobView})
+"""Answers about one thing, or about nothing: there is no reason to hear much."""
+_MOST_SMALL_BYTES = 1 << 20
 _MOST_REFUSAL_BYTES, _LONGEST_REFUSAL_S = 1 << 20, 10.0
 """Of an answer that is no: there may be more, and it may never end."""
 _TIMEOUT = httpx.Timeout(60.0, connect=15.0)
@@ -72,7 +77,8 @@ class HttpClient:
 
     def get(self, path: str, kind: type[_Answer], **query: str | int | float) -> _Answer:
         """`path` begins behind /api/v1, with a slash."""
-        return self._decoded(path, self._asked("GET", path, query=query), kind)
+        body = self._asked("GET", path, query=query, most=_most_bytes(kind))
+        return self._decoded(path, body, kind)
 
     def get_bytes(self, path: str, **query: str | int | float) -> bytes:
         return self._asked("GET", path, query=query)
@@ -85,15 +91,16 @@ class HttpClient:
     ) -> _Answer:
         """`kind` is what the answer is decoded as; `type(None)` if it does not matter."""
         content = b"" if body is None else encode(body)
-        answer = self._asked("POST", path, content=content, query=query)
+        most = _most_bytes(kind)
+        answer = self._asked("POST", path, content=content, query=query, most=most)
         return self._decoded(path, answer, kind)
 
     def read(self, path: str, answer: httpx.Response, kind: type[_Answer]) -> _Answer:
         """What `open` was answered with, as `get` and `post` take it."""
-        return self._decoded(path, self._read(answer, path), kind)
+        return self._decoded(path, self._read(answer, path, _most_bytes(kind)), kind)
 
     def delete(self, path: str) -> None:
-        self._asked("DELETE", path)
+        self._asked("DELETE", path, most=_MOST_SMALL_BYTES)
 
     def exists(self, path: str) -> bool:
         """What HEAD says: there, or not."""
@@ -101,17 +108,23 @@ class HttpClient:
             return answer.status_code != 404
 
     def _asked(
-        self, method: str, path: str, *, content: bytes | None = None, query: Query | None = None
+        self,
+        method: str,
+        path: str,
+        *,
+        content: bytes | None = None,
+        query: Query | None = None,
+        most: int = _MOST_ANSWER_BYTES,
     ) -> bytes:
         headers = {"Content-Type": "application/json"} if content else {}
         with self.open(method, path, content=content, query=query, headers=headers) as answer:
-            return self._read(answer, path)
+            return self._read(answer, path, most)
 
-    def _read(self, answer: httpx.Response, path: str) -> bytes:
+    def _read(self, answer: httpx.Response, path: str, most: int) -> bytes:
         body = bytearray()
         for piece in answer.iter_bytes():
             body += piece
-            if len(body) > _MOST_ANSWER_BYTES:
+            if len(body) > most:
                 raise ServerError(f"{self.address}: the answer to {path} is too large")
         return bytes(body)
 
@@ -210,3 +223,7 @@ def hash_file(path: Path) -> tuple[str, int]:
     with path.open("rb") as file:
         sha256 = hashlib.file_digest(file, "sha256").hexdigest()
         return sha256, file.tell()
+
+
+def _most_bytes(kind: type) -> int:
+    return _MOST_SMALL_BYTES if kind in _SMALL else _MOST_ANSWER_BYTES

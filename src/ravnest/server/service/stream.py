@@ -16,6 +16,7 @@ from ravnest.api.views import (
     Changes,
     EventView,
     JobView,
+    NewPoint,
     Overview,
     ProviderView,
     RunView,
@@ -68,7 +69,7 @@ class Stream:
         self._untold_providers: set[int] = set()
         self._untold_jobs: set[str] = set()
         self._untold_events: list[EventView] = []
-        self._points: dict[str, list[tuple[Any, ...]]] = {}
+        self._points: dict[str, list[NewPoint]] = {}
         self._looking: dict[asyncio.Queue[bytes | None], Audience] = {}
         self._places: Counter[str] = Counter()
         """Of whom so many look, or have been let go and have not gone."""
@@ -97,7 +98,7 @@ class Stream:
         if len(self._untold_events) < 10 * _EVENTS:
             self._untold_events.append(event)
 
-    def job_changed(self, job: str, points: Iterable[tuple[Any, ...]] = ()) -> None:
+    def job_changed(self, job: str, points: Iterable[NewPoint] = ()) -> None:
         self._stale_jobs.add(job)
         if self._looking:
             untold = self._points.setdefault(job, [])
