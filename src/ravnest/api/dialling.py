@@ -40,6 +40,9 @@ _METADATA = _networks(
     # out credentials.
     *("100.100.100.200/32", "168.63.129.16/32"),  # Alibaba, Azure
     *("fd00:ec2::/32", "fd20:ce::/32", "fd00:42::/32"),  # Amazon, Google, Scaleway
+    "fd00:c1::a9fe:a9fe/128",  # Oracle
+    "fd00:a9fe:a9fe::1/128",  # Akamai
+    "fd00:100::100:200/128",  # Alibaba
 )
 _SPECIAL = _networks(
     # IANA's registries of special-purpose addresses, spelled out: releases of Python differ.
