@@ -95,7 +95,11 @@ HONEST_ROUND = {
     ("kind", "honest", "lies"),
     [
         (Point, HONEST_POINT, {0: "\x1b]0;x", 1: -1, 2: 1e308, 3: -1e308}),
-        (Span, ["forward", -1, -1, 1.0, 2.0], {0: "\n", 1: 10**18, 2: -2, 3: -1e308, 4: 1e308}),
+        (
+            Span,
+            ["forward", -1, -1, 1.0, 2.0],
+            {0: "meet me at", 1: 10**18, 2: -2, 3: -1e308, 4: 1e308},
+        ),
         (RoundReport, HONEST_ROUND, {"began": -1.0, "ended": 1e308, "outcome": "\x1b[31m"}),
         (WorkEnd, {"outcome": "done", "metrics": {"eval/f1": 0.5}}, {"metrics": {"\x1b[31m": 1.0}}),
     ],

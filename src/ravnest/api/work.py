@@ -145,11 +145,14 @@ _Number = Annotated[int, Meta(ge=-1, le=1 << 40)]
 """-1: of none."""
 
 
+SpanKind = Literal["forward", "backward", "update", "average", "evaluate"]
+
+
 class Span(Strict, frozen=True, array_like=True):
     """The compute thread was busy with this, from … to …, in seconds since 1970."""
 
-    kind: Annotated[str, Meta(max_length=20, pattern=r"^[\w/ -]*$(?!\n)")]
-    """forward, backward, update, average, evaluate"""
+    kind: SpanKind
+    """Everybody who may look sees it, so it is no word of the worker's choice."""
     batch: _Number
     part: _Number
     start: Seconds

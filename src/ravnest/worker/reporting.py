@@ -4,6 +4,7 @@ import logging
 import threading
 from collections import deque
 from collections.abc import Callable
+from typing import get_args
 
 import psutil
 import torch
@@ -16,6 +17,7 @@ from ravnest.api.work import (
     Report,
     RoundReport,
     Span,
+    SpanKind,
     WorkReport,
 )
 from ravnest.provider.telemetry import Sample, Telemetry, Totals
@@ -23,7 +25,7 @@ from ravnest.worker.journal import Journal, Notes
 from ravnest.worker.speech import Speech
 
 logger = logging.getLogger("ravnest.worker")
-COMPUTED = frozenset({"forward", "backward", "update", "average", "evaluate"})
+COMPUTED: dict[str, SpanKind] = {kind: kind for kind in get_args(SpanKind)}
 """What shows on a timeline. The waits are what is between."""
 _RATE_OVER_S = 10.0
 _LAST_S = 10.0
@@ -116,7 +118,7 @@ class Reporter:
         shown = [span for span in sample.spans if span.kind in COMPUTED]
         kept = shown[-MOST_SPANS:]
         found = tuple(
-            Span(s.kind, s.batch, s.part, s.start + self._offset, s.end + self._offset)
+            Span(COMPUTED[s.kind], s.batch, s.part, s.start + self._offset, s.end + self._offset)
             for s in kept
         )
         return found, sample.spans_dropped + len(shown) - len(kept)
