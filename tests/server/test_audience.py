@@ -12,7 +12,7 @@ from servers import running_server
 from test_jobs import assigned, pool
 from web.simulation import Simulation
 
-from ravnest.api.views import Changes, JobView, Overview, ProviderView
+from ravnest.api.views import Changes, EventView, JobView, Overview, ProviderView
 from ravnest.api.work import Point, WorkEnd, WorkReport
 from ravnest.server.service.audience import EVERYTHING, OVERVIEW, Audience
 from ravnest.server.state.words import own_words
@@ -119,6 +119,38 @@ def test_why_there_is_no_sandbox_is_a_fact_about_a_host():
             assert [seen.server.no_sandbox, seen.providers[0].no_sandbox] == reasons
     with_one = replace(machine, no_sandbox="")
     assert OVERVIEW.provider(with_one, set()).no_sandbox == ""
+
+
+@pytest.mark.parametrize(
+    ("audience", "sees"),
+    [
+        (EVERYTHING, True),
+        (Audience(owner=("requester", "ada")), True),
+        (Audience(owner=("requester", "bob")), False),
+        (OVERVIEW, False),
+    ],
+)
+def test_words_of_workers_are_cut_from_what_is_there_and_from_what_changes(audience, sees):
+    said = f"the worker of p0 failed: {SECRET}"
+    job = JobView(
+        id="j1",
+        name="j",
+        owner="ada",
+        owner_role="requester",
+        state="failed",
+        submitted_at=0.0,
+        reason=said,
+    )
+    event = EventView(number=1, at=0.0, level="warning", text=said, job="j1")
+    server = Simulation(machines=0).server()
+    shown = Overview(server=server, providers=(), jobs=(job,), runs=(), events=(event,))
+    for seen in (
+        audience.overview(shown),
+        audience.changes(Changes(server=server, jobs=(job,), events=(event,)), [job]),
+        audience.changes(Changes(server=server, events=(event,)), [job]),
+    ):
+        texts = [each.reason for each in seen.jobs] + [each.text for each in seen.events]
+        assert set(texts) == {said if sees else "the worker of p0 failed"}
 
 
 @pytest.mark.parametrize("who", ["operator", "viewer"])

@@ -12,12 +12,15 @@ a machine           its own facts (`/providers/me`)
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import TypeVar
 
 from msgspec.structs import replace
 
 from ravnest.api.views import Changes, EventView, JobView, Overview, ProviderView, ServerView
 from ravnest.server.access import Caller
 from ravnest.server.state.words import own_words
+
+_Seen = TypeVar("_Seen", Overview, Changes)
 
 
 @dataclass(frozen=True)
@@ -67,18 +70,13 @@ class Audience:
         return replace(view, text=own_words(view.text))
 
     def overview(self, seen: Overview) -> Overview:
-        own = self.own(seen.jobs)
-        return replace(
-            seen,
-            server=self.server(seen.server),
-            providers=tuple(self.provider(view, own) for view in seen.providers),
-            jobs=tuple(self.job(view, own) for view in seen.jobs),
-            events=tuple(self.event(view, own) for view in seen.events),
-        )
+        return self._cut(seen, self.own(seen.jobs))
 
     def changes(self, seen: Changes, jobs: Iterable[JobView]) -> Changes:
         """`jobs` are all of them, also those that have not changed."""
-        own = self.own(jobs)
+        return self._cut(seen, self.own(jobs))
+
+    def _cut(self, seen: _Seen, own: set[str]) -> _Seen:
         return replace(
             seen,
             server=self.server(seen.server),
