@@ -118,6 +118,29 @@ def test_strangers_get_no_answer(tmp_path, authority):
     listening(one, talk)
 
 
+def test_a_neighbour_that_was_removed_is_answered_no_more(tmp_path, authority):
+    """It was let in by the assignment, which names it as long as the run lasts."""
+    one, two = (identity(tmp_path / str(n), authority, n) for n in (1, 2))
+    ping, busy = struct.pack("!cI", b"P", 7), struct.pack("!cI", b"!", 0)
+
+    async def answer(listener):
+        async with asyncio.timeout(30):
+            reader, writer = await asyncio.open_connection(
+                "127.0.0.1", listener.port, ssl=client_context(two), server_hostname="provider-1"
+            )
+            writer.write(ping)
+            said = await reader.readexactly(len(ping))
+            writer.transport.abort()
+        return said
+
+    async def talk(listener):
+        assert await answer(listener) == ping
+        listener.admit(2, 0.0)
+        assert await answer(listener) == busy
+
+    listening(one, talk)
+
+
 @pytest.mark.parametrize("frame", [b"X\0\0\0\0", struct.pack("!cI", b"B", 1 << 31)])
 def test_something_else_than_a_probe_ends_the_conversation(tmp_path, authority, frame):
     one, two = (identity(tmp_path / str(n), authority, n) for n in (1, 2))

@@ -66,6 +66,24 @@ def test_bytes_go_both_ways_and_closing_ends_both(made, tmp_path):
         assert server.ready.service.relay.links == 0
 
 
+def test_a_provider_of_another_run_is_not_reached(made, tmp_path):
+    spec, files = make_job(tmp_path / "job", planning={"min_cluster_size": 1, "max_clusters": 1})
+
+    async def story(server):
+        async with two_in_a_run(server, made) as ((one, _, other), work):
+            with server.client(server.operator) as operator:
+                upload(operator, files)
+                await other.measure()
+                submit(operator, spec)
+            own = (await other.expect(Assign, 90)).assignment
+            assert own.job != work[0].job
+            await _refused(other, f"relay/dial/{own.id}/{one.provider}", 403)
+            await _refused(one, f"relay/dial/{work[0].id}/{other.provider}", 403)
+
+    with running_server(tmp_path / "server") as server:
+        asyncio.run(story(server))
+
+
 def test_nobody_is_pinged_through_a_line_that_others_fill(made, tmp_path, monkeypatch):
     pings = queue.SimpleQueue()
     ping = WebSocketProtocol.send_keepalive_ping

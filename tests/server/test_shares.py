@@ -191,6 +191,31 @@ def test_a_disk_that_was_filled_by_submissions_takes_results(tmp_path, monkeypat
     files.close()
 
 
+def test_results_come_in_although_their_own_owner_has_filled_its_share(tmp_path):
+    """What was trained is not lost for what its owner has handed in since."""
+    folders = Folders(tmp_path)
+    folders.make()
+    files = Files(folders, most_bytes=1 << 30, quota=Quota(1 << 40, MB, 0), owner_of=lambda _: "a")
+    content = b"x" * MB
+    sha256 = hashlib.sha256(content).hexdigest()
+
+    async def body(said):
+        yield said
+
+    async def story():
+        await files.receive_blob("a", sha256, MB, body(content))
+        with pytest.raises(Refusal, match="--owner-quota"):
+            await files.receive_blob("a", hashlib.sha256(b"y").hexdigest(), 1, body(b"y"))
+        for size in (MB, None):
+            target = folders.results("job", 1, 1) / "trained.json"
+            await files.receive_result("job", target, sha256, size, 1 << 30, body(content))
+            assert target.read_bytes() == content
+            target.unlink()
+
+    asyncio.run(story())
+    files.close()
+
+
 @pytest.mark.parametrize(
     "owners", [{"quota": Quota(3 * MB, None, MB), "plans": True}], indirect=True
 )
