@@ -303,6 +303,12 @@ HOSTILE = {
     "memory around": (one("aten.as_strided.default", X, [9], [1]), "no place"),
     "a tensor of the stage": (one("aten.neg.default", {"t": 0}), "speaks of t 0"),
     "a value of the stage": (one("aten.neg.default", {"v": 9}), "speaks of v 9"),
+    "a gradient that it writes to": (one("aten.mul_.Scalar", X, 2.0), "given, by 'aten.mul_"),
+    "what is kept, by a view": (
+        {"operations": [["aten.unbind.int", [{"v": 1}], {}], ["getitem", [{"v": 2}, 0], {}],
+                        ["aten.fill_.Scalar", [{"v": 3}, 9], {}]]},
+        "given, by 'aten.fill_",
+    ),
     "too large": (one("aten.new_zeros.default", X, [2**39, 2]), "elements"),
     "a keyword": (one("aten.neg.default", X, **{"x=1": 2}), "takes no keyword"),
     "no operator": ({"operations": [["aten.neg.default", X]], "returns": [0]}, "is no operator"),
@@ -314,13 +320,18 @@ HOSTILE = {
     "no results": ({"args": ([], [X], [])}, "no value"),
     "a number": ({"args": ([1], [X], [])}, "no value"),
     "one list": ({"args": ([X],)}, "lacks its results"),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize(("change", "reason"), HOSTILE.values(), ids=list(HOSTILE))
 def test_a_backward_that_does_not_hold_together_is_refused(graph, change, reason):
     with pytest.raises(PackageError, match=reason):
         check_graph(changed(graph, **change), Limits())
+
+
+def test_a_backward_may_write_to_what_it_has_made(graph):
+    operations = [["aten.mul.Tensor", [X, X], {}], ["aten.mul_.Scalar", [{"v": 2}, 2.0], {}]]
+    check_graph(changed(graph, operations=operations, returns=[3]), Limits())
 
 
 def test_operators_of_a_backward_count(graph):

@@ -126,6 +126,14 @@ EMPTY = {
 }
 
 
+BY_ROWS = {
+    aten.embedding.default: ((4, 3), lambda rows: (rows, -1, False, True), {}),
+    aten.embedding_bag.default: ((4, 3), lambda rows: (rows, rows[:1], False, 0, True), {}),
+    aten.gather.default: ((4,), lambda rows: (0, rows[1]), {"sparse_grad": True}),
+}
+"""Operators whose gradient torch makes sparse, of the very indices that they were given."""
+
+
 def named(name):
     packet, _, overload = name.partition(".")
     return getattr(getattr(aten, packet), overload or "default")
@@ -166,8 +174,32 @@ def test_memory_that_nobody_has_written_is_zero(name):
     assert found.tolist() == [0.0] * 4
 
 
-def test_every_guard_is_shown_to_refuse_something():
-    shown = {operator._schema.name for operator in REFUSED}
+@pytest.mark.parametrize("operator", BY_ROWS, ids=str)
+def test_a_gradient_of_rows_has_indices_of_its_own(operator):
+    shape, rest, options = BY_ROWS[operator]
+    table, rows = ones(*shape).requires_grad_(), integers(0, 1, 2)
+    result = guarded(operator)(table, *rest(rows), **options)
+    found = result[0] if isinstance(result, tuple) else result
+    (found * 2).sum().backward()
+    expected = table.grad.to_dense()
+    assert table.grad.is_sparse == (operator is not aten.gather.default)
+    rows.fill_(3)  # as a later operator may: no kernel looks at these indices again
+    assert table.grad.to_dense().tolist() == expected.tolist()
+
+
+@pytest.mark.parametrize("operator", BY_ROWS, ids=str)
+def test_behind_an_operator_a_gradient_of_rows_is_dense(operator):
+    """Not every backward of an operator is made for a sparse one."""
+    shape, rest, options = BY_ROWS[operator]
+    made = ones(*shape).requires_grad_() * 1
+    made.retain_grad()
+    result = guarded(operator)(made, *rest(integers(0, 1, 2)), **options)
+    (result[0] if isinstance(result, tuple) else result).sum().backward()
+    assert made.grad.layout is torch.strided
+
+
+def test_every_guard_is_shown_to_matter():
+    shown = {operator._schema.name for operator in (*REFUSED, *BY_ROWS)}
     shown |= {named(name)._schema.name for name in (*EMPTY, *ARITHMETIC)}
     names = {f"aten::{name}" for name in _GUARDS if not name.endswith("_")}
     assert shown == names  # those that end so are the same, in place

@@ -67,6 +67,22 @@ def bags(offsets: list[int]) -> Any:
     )
 
 
+def behind_embedding(*backward: Any, returned: int) -> Any:
+    """A hand-written backward that is handed a sparse gradient (0) and its indices (1)."""
+    hand_written: Document = {
+        "out": 3, "op": "ravnest.gradient", "args": [[v(2)], [v(0)], [v(1)]],
+        "kwargs": {"operations": [list(one) for one in backward], "returns": [returned]},
+    }  # fmt: skip
+    operations = [
+        op(2, "aten.clone.default", v(0)),
+        hand_written,
+        op(4, "getitem", v(3), 0),
+        op(5, "aten.embedding.default", v(4), v(1), -1, False, True),
+    ]
+    return operations, [([[1.0]] * 4, "float32"), ([0, 1, 2], "int64")]
+
+
+FAR = 2**40
 CASES: dict[str, tuple[Any, Any]] = {
     "one number of repeats for very many elements": (
         (
@@ -124,6 +140,32 @@ CASES: dict[str, tuple[Any, Any]] = {
             [(IMAGE, "float64"), ([[2.0**-1029] * 4] * 2, "float64")],
         ),
         "RuntimeError",
+    ),
+    "indices of a sparse gradient, moved outside": (
+        behind_embedding(
+            ("aten.fill_.Scalar", [v(1), FAR], {}),
+            ("aten.zeros.default", [[4]], {}),
+            ("aten.sum.dim_IntList", [v(0), [1]], {}),
+            ("aten.add_.Tensor", [v(3), v(4)], {"alpha": 1000.0}),
+            ("aten.ones.default", [[4, 1]], {}),
+            returned=6,
+        ),
+        "PackageError",
+    ),
+    "indices of a sparse gradient, moved unseen": (
+        behind_embedding(
+            ("aten.dropout.default", [v(1), 0.5, False], {}),
+            ("aten.fill_.Scalar", [v(2), FAR], {}),
+            ("aten.sum.dim_IntList", [v(0), [1]], {}),
+            ("aten.ones.default", [[4]], {}),
+            ("aten.add_.Tensor", [v(5), v(4)], {}),
+            returned=0,
+        ),
+        "PackageError",
+    ),
+    "a sparse gradient in a hand-written backward": (
+        behind_embedding(("aten.mul.Scalar", [v(0), 2.0], {}), returned=2),
+        [[1.0] * 3, [2.0, 2.0, 2.0, 0.0]],
     ),
 }  # fmt: skip
 

@@ -25,7 +25,7 @@ from ravnest.errors import PackageError
 from ravnest.stage.graph import Operation
 from ravnest.stage.guarded import reads_whole_storage
 from ravnest.stage.operators import GRADIENT, GradientTarget, decode, resolve_call
-from ravnest.stage.signatures import check_call
+from ravnest.stage.signatures import check_call, shared_references
 
 Tensors = Sequence[Any]
 _CPU = torch.device("cpu")
@@ -76,7 +76,14 @@ class _Joined(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Any) -> tuple[Any, ...]:
         pairs = zip(ctx.saved_tensors, ctx.numbers, strict=True)
         kept = [number if tensor is None else tensor for tensor, number in pairs]
-        found = ctx.compute(*gradients, *kept)
+        # Operators of a package get no sparse tensor: they would trust its indices.
+        dense = (None if g is None else g.to_dense() for g in gradients)
+        values = [*dense, *kept]
+        versions = [v._version for v in values if isinstance(v, torch.Tensor)]
+        found = ctx.compute(*values)
+        # Also where the result of an operator is what it was given, of which its schema is silent.
+        if versions != [v._version for v in values if isinstance(v, torch.Tensor)]:
+            raise PackageError("a backward has written to what it was given")
         return (None, None, *[None] * ctx.sizes[0], *found, *[None] * len(kept))
 
 
@@ -115,6 +122,7 @@ def check_gradient(operation: Operation, max_elements: int) -> Iterator[Any]:
         raise PackageError("a hand-written gradient lacks its operators or what they return")
     operations, returns = operation.kwargs["operations"], operation.kwargs["returns"]
     known = len(results) + len(kept)
+    foreign = set(range(known))  # what it was given, and views of it
 
     def reference(tag: str, number: int) -> None:
         if tag != "v" or not 0 <= number < known:
@@ -134,6 +142,12 @@ def check_gradient(operation: Operation, max_elements: int) -> Iterator[Any]:
             decode(argument, _CPU, reference)
             yield argument
         check_call(name, args, kwargs, max_elements)
+        for number, writes in shared_references(name, args, kwargs):
+            if number in foreign and writes:
+                raise PackageError(
+                    f"a backward writes to what it was given, by {name!r}, and not to a clone of it"
+                )
+            foreign |= {known} if number in foreign else set()
         known += 1
     if len(returns) != len(inputs):
         raise PackageError("a hand-written gradient returns too few gradients, or too many")

@@ -154,6 +154,41 @@ def _recurrent(gates: int, operator: OpOverload) -> Function:
     return recurrent
 
 
+def _own_rows(
+    weight: torch.Tensor, indices: torch.Tensor, sparse: bool
+) -> tuple[torch.Tensor, bool]:
+    """A gradient of single rows shares memory with its indices, and no kernel looks at them again.
+    So it is made for a trained tensor itself, whose gradient no operator sees, and of indices that
+    none can write to; behind an operator the gradient is dense."""
+    own = sparse and weight.is_leaf
+    return (indices.clone() if own else indices), own
+
+
+def _embedding(operator: OpOverload) -> Function:
+    def embedding(
+        weight: torch.Tensor,
+        indices: torch.Tensor,
+        padding_idx: int = -1,
+        scale_grad_by_freq: bool = False,
+        sparse: bool = False,
+    ) -> Any:
+        indices, sparse = _own_rows(weight, indices, sparse)
+        return operator(weight, indices, padding_idx, scale_grad_by_freq, sparse)
+
+    return embedding
+
+
+def _gather(operator: OpOverload) -> Function:
+    """Its gradient is dense: a sparse one can share memory with the index."""
+
+    def gather(
+        self: torch.Tensor, dim: int, index: torch.Tensor, *, sparse_grad: bool = False
+    ) -> Any:
+        return operator(self, dim, index)
+
+    return gather
+
+
 def _embedding_bag(operator: OpOverload) -> Function:
     """Bags that follow each other in a plain list of indices, which are all inside the table."""
 
@@ -169,6 +204,7 @@ def _embedding_bag(operator: OpOverload) -> Function:
         *rest: Any,
         **more: Any,
     ) -> Any:
+        indices, sparse = _own_rows(weight, indices, sparse)
         plain = (weight.dim(), indices.dim(), offsets.dim()) == (2, 1, 1)
         scaled = per_sample_weights
         _must(plain and (scaled is None or scaled.shape == indices.shape), "embedding_bag")
@@ -384,7 +420,9 @@ _GUARDS: dict[str, Callable[[OpOverload], Function]] = {
     "gru": partial(_recurrent, 3),
     "rnn_tanh": partial(_recurrent, 1),
     "rnn_relu": partial(_recurrent, 1),
+    "embedding": _embedding,
     "embedding_bag": _embedding_bag,
+    "gather": _gather,
     "as_strided": _as_strided,
     "repeat_interleave": _repeated,
     "arange": _ranged,

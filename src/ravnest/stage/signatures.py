@@ -52,6 +52,24 @@ def check_call(
         )
 
 
+def shared_references(
+    name: str, args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> Iterator[tuple[int, bool]]:
+    """Values whose memory the result of a checked call shows or, where true, the call changes, as
+    far as the operator's schema tells."""
+    if name in ARITHMETIC:
+        shared = [(item, False) for item in args]
+    else:
+        operator = tensor_operator(name)
+        given = _bind(name, operator, args, kwargs)
+        aliases = {each.name: each.alias_info for each in operator._schema.arguments}
+        shared = [(item, aliases[key].is_write) for key, item in given.items() if aliases[key]]
+    for argument, writes in shared:
+        for leaf in _leaves(argument):
+            if isinstance(leaf, dict) and "v" in leaf:
+                yield leaf["v"], writes
+
+
 def _bind(
     name: str, operator: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> dict[str, Any]:

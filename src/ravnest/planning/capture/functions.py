@@ -269,7 +269,7 @@ def _with_backward(join: Op, backward: Sequence[Op]) -> Op:
 
     operations = []
     for op in own:
-        _refuse_unfit(op, made)
+        _refuse_unfit(op)
         args = encode_arguments(op.target, op.args, encoded)
         kwargs = {key: encode(item, encoded) for key, item in op.kwargs.items()}
         operations.append([operator_name(op.target), args, kwargs])
@@ -300,7 +300,7 @@ def _needed(backward: Sequence[Op], found: Sequence[Value | None]) -> list[Op]:
     return kept[::-1]
 
 
-def _refuse_unfit(op: Op, made: set[Value]) -> None:
+def _refuse_unfit(op: Op) -> None:
     name = operator_name(op.target)
     where = f"the backward of a hand-written autograd function ({op.source or 'unknown line'})"
     if not is_allowed(name):
@@ -311,8 +311,6 @@ def _refuse_unfit(op: Op, made: set[Value]) -> None:
     seeded = torch.Tag.nondeterministic_seeded in getattr(op.target, "tags", ())
     if seeded:
         raise CaptureError(f"{where} draws random numbers by {name!r}. {_REMEDY}")
-    if is_mutating(op) and not (isinstance(op.args[0], Value) and op.args[0] in made):
-        raise CaptureError(f"{where} writes to what it was given, by {name!r}. {_REMEDY}")
     if op.context is not None and op.context.autocast_enabled:
         raise CaptureError(f"{where} switches autocast on. {_REMEDY}")
 
