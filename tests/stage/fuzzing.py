@@ -12,7 +12,9 @@ stage, in child processes whose heaps are filled with two different patterns. A 
 Two kinds of calls are made. Random ones (cases from 0 on) change one to three arguments of a sample
 call. Shape calls (cases below 0) are all there are: of each sample call, each tensor in turn gets
 another rank and a size of 0, under each value of an enumeration, with contents that every check of
-values lets pass, so that the kernel itself is reached.
+values lets pass, so that the kernel itself is reached. And each tensor that could be one is once
+the gradient that the operator is handed in a hand-written backward, behind an embedding whose
+gradient torch makes sparse and whose indices another node has overwritten meanwhile.
 
 A child announces each call before it makes it, so that the parent knows which one was the last and
 goes on behind it. Calls follow from the seed and the operator alone.
@@ -43,6 +45,8 @@ HEAPS = (85, 170)
 """glibc fills what it hands out with the complement of this byte, and what it gets back with it."""
 CALL_S = 60.0
 MEMORY_BYTES = 3 << 30
+FAR = 1 << 40
+"""An index outside of any table."""
 MOST_ELEMENTS = 1 << 20
 """Of a result that is compared; a larger one is only looked at by its shape."""
 SAMPLES = Path(__file__).with_name("sample_calls.json")
@@ -154,6 +158,11 @@ def _with_other_shapes(call: Any) -> Iterator[Any]:
         for shape in _other_shapes(_at(call, place)["tensor"][1]):
             one = json.loads(json.dumps(call))
             _at(one, place)["tensor"][1] = shape
+            yield one
+        dtype, shape = _at(call, place)["tensor"]
+        if dtype == "float32" and len(shape) == 2:
+            one = json.loads(json.dumps(call))
+            _at(one, place)["layout"] = "rows"
             yield one
     if places:
         empty = json.loads(json.dumps(call))
@@ -423,6 +432,8 @@ def run_call(name: str, operator: Any, call: Any, *, guarded: bool = True) -> st
     from ravnest.stage.operators import resolve
 
     torch.manual_seed(0)
+    if any(_at(call, place)["layout"] == "rows" for place in _places(call)):
+        return _run_in_backward(name, call, guarded=guarded)
     tensors: list[Any] = []
     into = hashlib.sha256()
     try:
@@ -450,6 +461,53 @@ def run_call(name: str, operator: Any, call: Any, *, guarded: bool = True) -> st
     except Exception as error:
         return _failure(error)
     return "no memory" if failed == "no memory" else f"done {into.hexdigest()[:16]} {failed}"
+
+
+def _run_in_backward(name: str, call: Any, *, guarded: bool) -> str:
+    """The operator is all there is of a hand-written backward. The tensor marked `rows` is the
+    gradient, which an embedding has made; the others are what the forward has kept."""
+    import torch
+
+    from ravnest.errors import PackageError
+    from ravnest.stage.gradients import HandWritten
+    from ravnest.stage.operators import resolve
+
+    shape: list[int] = []
+    kept: list[Any] = []
+
+    def encoded(value: Any) -> Any:
+        if isinstance(value, list):
+            return [encoded(item) for item in value]
+        if not isinstance(value, dict) or "tensor" not in value:
+            return value
+        if value["layout"] == "rows":
+            shape[:] = value["tensor"][1]
+            return {"v": 0}
+        kept.append(_built(torch, {**value, "grad": False}, []))
+        return {"v": len(kept)}
+
+    kwargs = {key: encoded(item) for key, item in call[1].items()}
+    backward = {"operations": [[name, encoded(call[0]), kwargs]], "returns": [None]}
+    table, rows = torch.ones(shape, requires_grad=True), torch.zeros(2, dtype=torch.int64)
+
+    sparse: list[bool] = []
+
+    def overwrite(gradient: Any) -> None:
+        sparse.append(gradient.layout is not torch.strided)
+        rows.fill_(FAR)
+
+    try:
+        (result,) = HandWritten(backward, torch.device("cpu"))([table * 1], [table], kept)
+        result.register_hook(overwrite)
+        look = "aten.embedding.default"
+        embedding = resolve(look) if guarded else torch.ops.aten.embedding.default
+        (embedding(result, rows, -1, False, True) * 2).sum().backward()
+        outcome = "done"
+    except PackageError:
+        outcome = "refused"
+    except Exception as error:
+        outcome = _failure(error)
+    return "sparse gradient" if any(sparse) else outcome
 
 
 def _backward(results: Sequence[Any]) -> str:
@@ -590,8 +648,9 @@ def _compared(
     for (name, case), one in first.items():
         other = second.get((name, case), "")
         for outcome in (one, other):
-            if outcome.startswith(("signal", "exit", "hang", "silent")):
-                kind = outcome.split()[0] if outcome.startswith(("hang", "silent")) else "crash"
+            if outcome.startswith(("signal", "exit", "hang", "silent", "sparse")):
+                told = outcome.startswith(("hang", "silent", "sparse"))
+                kind = outcome.split()[0] if told else "crash"
                 yield Finding(kind, name, case, seed, outcome)
                 break
         else:
