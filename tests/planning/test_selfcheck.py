@@ -10,7 +10,9 @@ from torch import nn
 
 from ravnest.errors import CaptureError
 from ravnest.planning import writing
-from ravnest.planning.selfcheck import SelfCheck
+from ravnest.planning.handover import study_package, write_model
+from ravnest.planning.handover.received import ReceivedModel
+from ravnest.planning.selfcheck import OneRowError, SelfCheck
 from ravnest.planning.study import study
 
 BATCH = torch.rand(4, 32, generator=torch.Generator().manual_seed(1))
@@ -156,3 +158,24 @@ class Spent(nn.Module):
 def test_a_model_that_fails_by_itself_is_named(tmp_path):
     with pytest.raises(CaptureError, match=r"Spent itself fails in train mode.*Inference tensors"):
         run_clusterize(seeded(Spent), (BATCH,), write_pool(tmp_path, 2))
+
+
+@pytest.mark.parametrize("rows", [1, 8], ids=["a single row", "any batch"])
+def test_what_is_said_of_a_model_that_was_handed_over_has_no_numbers_of_its_tensors(
+    tmp_path, monkeypatch, caplog, rows
+):
+    """Torch's words came to all who see the job, as an error or, of single rows, as a warning."""
+
+    def forward(self, x):
+        if rows == 8 or len(x) == 1:
+            raise IndexError("index 4711 is out of bounds")
+        return answer(self, x)
+
+    write_model(tmp_path / "model", study(seeded(Mlp), (BATCH,)))
+    found, answer = study_package(tmp_path / "model"), ReceivedModel.forward
+    monkeypatch.setattr(ReceivedModel, "forward", forward)
+    with pytest.raises(CaptureError, match="IndexError") as raised:
+        SelfCheck(found)([])
+    assert isinstance(raised.value, OneRowError) == (rows == 1)
+    assert "4711" not in str(raised.value)
+    assert "4711" in caplog.text

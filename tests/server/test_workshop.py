@@ -402,6 +402,16 @@ def test_a_process_sees_the_files_of_its_job_and_no_network(tmp_path, monkeypatc
 
 
 @pytest.mark.needs("bwrap")
+def test_the_last_words_of_a_process_are_for_the_log(made, tmp_path, monkeypatch, caplog):
+    """Torch's may hold a number of a tensor, and everybody who sees the job reads why it failed."""
+    instead(monkeypatch, "raise IndexError('index 4711 is out of bounds')")
+    outcome = do(tmp_path, order(made, pool=pool(50)))
+    assert outcome.crashed
+    assert "4711" not in outcome.error
+    assert "4711" in caplog.text
+
+
+@pytest.mark.needs("bwrap")
 def test_a_model_that_ends_the_process_by_a_signal_is_not_planned_again(
     made, tmp_path, monkeypatch
 ):

@@ -44,8 +44,8 @@ class Scene:
 class SceneError(Exception):
     """The model does not take part in a scene."""
 
-    def __init__(self, scene: Scene, error: Exception) -> None:
-        super().__init__(str(error))
+    def __init__(self, scene: Scene, why: str) -> None:
+        super().__init__(why)
         self.scene = scene
 
 
@@ -65,7 +65,7 @@ def play_model(study: Study, scenes: Sequence[Scene]) -> list[Outcome]:
             try:
                 found.append(_model_plays(study, scene))
             except Exception as error:
-                raise SceneError(scene, error) from error
+                raise SceneError(scene, study.why(error)) from error
     return found
 
 

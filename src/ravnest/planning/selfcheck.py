@@ -89,7 +89,7 @@ class SelfCheck:
         except Exception as error:
             raise CaptureError(
                 f"the cut stages of {self.study.name} fail where the model does not: "
-                f"{type(error).__name__}: {error}. {_LIKELY_CAUSES}"
+                f"{self.study.why(error)}. {_LIKELY_CAUSES}"
             ) from error
 
     def _explained(self, pipeline: LocalPipeline, number: int, difference: str) -> CaptureError:

@@ -4,6 +4,7 @@ Capture in both modes, analysis, alignment of the two, costs: done once, then sh
 cluster, however many there are and wherever each of them cuts.
 """
 
+import logging
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -12,7 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from ravnest.errors import CaptureError
+from ravnest.errors import CaptureError, text_without_values
 from ravnest.planning.capture.borrowing import frozen_modules, switched_to, values_restored
 from ravnest.planning.capture.call import Call, bind_call
 from ravnest.planning.capture.chain import chain_program
@@ -32,6 +33,8 @@ from ravnest.planning.cutting.staging import CutProgram, build_stages, common_ro
 from ravnest.planning.torchscript import as_module, is_script, mode_is_baked
 from ravnest.rundir import StateEntry
 from ravnest.stage.graph import Mode, StageGraph
+
+logger = logging.getLogger("ravnest.planning")
 
 
 @dataclass(frozen=True)
@@ -74,6 +77,14 @@ class Study:
     def changing(self) -> list[str]:
         """Names of the tensors that training changes, in model order."""
         return changing_names(self.train, self.evaluation, self.homes)
+
+    def why(self, error: Exception) -> str:
+        """Of a model that was handed over, without numbers of its tensors: what is said of it
+        leaves this machine. The owner of a module that is studied where it is sees all of it."""
+        if self.told is None:
+            return f"{type(error).__name__}: {error}"
+        logger.warning("%s failed", self.name, exc_info=error)
+        return text_without_values(error)
 
     @property
     def has_weights(self) -> bool:

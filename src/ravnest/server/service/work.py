@@ -154,7 +154,7 @@ class Workshop:
                 return _failed(error)
 
     async def _run(self, folder: Path, order: PlanOrder) -> PlanOutcome | None:
-        """Nothing, or how the process failed, in its own last words."""
+        """Nothing, or how the process failed."""
         limits, task = self._limits, order.task
         seconds, option = limits.seconds, "--plan-seconds"
         if task == "check":
@@ -190,18 +190,18 @@ class Workshop:
                 )
             finally:
                 await _end(process)
+        if words or code:
+            logger.warning("the process for %s in %s ended with %d: %s", task, folder, code, words)
         if code == 0:
             return None
-        logger.warning("the process for %s in %s ended with %d: %s", task, folder, code, words)
         struck = ended_by(code, in_sandbox=missing is None)
         if struck is not None and struck not in _ASKED_TO_END:
             # The model has ended it, as it would the next one: no other is tried.
             return PlanOutcome(error=f"it ended the server's process by {_signal_name(struck)}")
-        last = words.strip().splitlines()[-1:] or ["it said nothing"]
-        full = tells_of_lack_of_room(last[0])
-        return PlanOutcome(
-            error=f"the process ended with {code}: {last[0]}", crashed=True, full=full
-        )
+        # Its words may be torch's, with numbers of a tensor: they stay here.
+        why = f"the process ended with {code} (the log of the server has its last words)"
+        full = tells_of_lack_of_room(words.strip().rpartition("\n")[2])
+        return PlanOutcome(error=why, crashed=True, full=full)
 
 
 def policy_of(folder: Path, order: PlanOrder, root: Path | None, memory_bytes: int) -> Policy:
