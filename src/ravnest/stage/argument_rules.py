@@ -58,7 +58,7 @@ def _multiplies_below(limit: int, product_limit: int, numbers: Sequence[Any]) ->
 _is_window = functools.partial(_is_below, 2**24)
 _is_kernel = functools.partial(_multiplies_below, 2**24, 2**31)
 _is_count = functools.partial(_is_below, 2**20)
-_is_size = functools.partial(_multiplies_below, 2**40, 2**48)
+is_size = functools.partial(_multiplies_below, 2**40, 2**48)
 _is_number = functools.partial(_is_below, 2**40)
 
 
@@ -73,7 +73,7 @@ def _rule(operator: str, parameter: str) -> Rule | None:
         return _is_window
     if parameter in _COUNTS:
         return _is_count
-    return _is_size if parameter in _SIZES or operator == "tile" else _is_number
+    return is_size if parameter in _SIZES or operator == "tile" else _is_number
 
 
 @functools.cache

@@ -5,6 +5,7 @@ checked against each other: every number refers to something that exists, every 
 and gets arguments that it can take, every wire leads from an earlier stage to a later one.
 """
 
+import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -13,6 +14,7 @@ import torch
 
 from ravnest.errors import PackageError
 from ravnest.stage import structure
+from ravnest.stage.argument_rules import is_size
 from ravnest.stage.gradients import check_gradient, values_of
 from ravnest.stage.graph import (
     GRAPH_FORMAT,
@@ -89,12 +91,9 @@ def _check_tensors(graph: StageGraph, limits: Limits) -> None:
 
 
 def tensor_bytes(spec: TensorSpec) -> int:
-    count = DTYPES[_known_dtype(spec.dtype)].itemsize
-    for size in spec.shape:
-        count *= size
-        if count > 1 << 60:
-            raise PackageError(f"tensor {spec.name[:100]!r} has an impossible shape")
-    return count
+    if not is_size(spec.shape):
+        raise PackageError(f"tensor {spec.name[:100]!r} has an impossible shape")
+    return DTYPES[_known_dtype(spec.dtype)].itemsize * math.prod(spec.shape)
 
 
 def _known_dtype(name: str) -> str:
