@@ -43,6 +43,25 @@ def test_a_sandbox_that_does_not_work_is_none(monkeypatch, no_memory):
     assert "does not work" in why_not()
 
 
+@pytest.mark.parametrize("always", [False, True], ids=["once", "always"])
+def test_a_trial_that_takes_too_long_is_made_again(monkeypatch, no_memory, always):
+    """An agent that was started on a busy machine had no sandbox until it was started again."""
+    late = set()
+
+    def run(command, *, timeout, **_):
+        if "--help" not in command and (always or tuple(command) not in late):
+            late.add(tuple(command))
+            raise subprocess.TimeoutExpired(command, timeout)
+        return subprocess.CompletedProcess(command, 0, b"--assert-userns-disabled", b"")
+
+    monkeypatch.setattr(sandbox.shutil, "which", lambda _: "/usr/bin/bwrap")
+    monkeypatch.setattr(sandbox.subprocess, "run", run)
+    assert why_not() == ("bwrap does not come back within 120 s" if always else None)
+    assert sandbox._user_namespace()[0] == (
+        "--assert-userns-disabled" if always else "--unshare-user"
+    )
+
+
 def test_the_reason_is_one_line_whatever_was_printed(monkeypatch, no_memory):
     """A server takes it as a label, and refused to enrol a machine whose reason had several."""
     monkeypatch.setattr(sandbox, "_is_too_old", lambda: False)

@@ -60,6 +60,8 @@ _KERNEL = ("sys", "sysrq-trigger", "fs", "driver", "scsi", "acpi", "dynamic_debu
 """Of /proc, what is about the machine and not about processes. Bubblewrap protects some of it, and
 not /proc/sys: the folder itself cannot be written to, so it looks protected."""
 _TRIAL_S = 20.0
+_LAST_TRIAL_S = 120.0
+"""What a trial finds is remembered, so that a busy machine is given a second and longer one."""
 _SIGNALLED = 128
 _OLDEST = "--assert-userns-disabled"
 """Known since version 0.8."""
@@ -110,9 +112,9 @@ def why_not(*, network: bool = True) -> str | None:
         folder.mkdir()
         command = sandboxed(program, Policy(folder, folder.parent, network=network))
         try:
-            tried = subprocess.run(command, capture_output=True, text=True, timeout=_TRIAL_S)
+            tried = _tried(command)
         except subprocess.TimeoutExpired:
-            return f"{_PROGRAM} does not come back within {_TRIAL_S:.0f} s"
+            return f"{_PROGRAM} does not come back within {_LAST_TRIAL_S:.0f} s"
         except OSError as error:
             return f"{_PROGRAM} cannot be run: {error}"
     if tried.returncode == 0:
@@ -120,6 +122,13 @@ def why_not(*, network: bool = True) -> str | None:
     # The reason travels as a label, and the last line of a traceback is what it comes down to.
     said = tried.stderr.strip().splitlines() or [f"exit code {tried.returncode}"]
     return f"{_PROGRAM} does not work: {said[-1]}"
+
+
+def _tried(command: Sequence[str]) -> subprocess.CompletedProcess[str]:
+    try:
+        return subprocess.run(command, capture_output=True, text=True, timeout=_TRIAL_S)
+    except subprocess.TimeoutExpired:
+        return subprocess.run(command, capture_output=True, text=True, timeout=_LAST_TRIAL_S)
 
 
 def remedy() -> str:
@@ -208,7 +217,7 @@ def _user_namespace() -> tuple[str, ...]:
     asked = ("--unshare-user", "--disable-userns")
     command = [_PROGRAM, *asked, "--cap-drop", "ALL", "--ro-bind", "/", "/", "--", "true"]
     try:
-        tried = subprocess.run(command, capture_output=True, timeout=_TRIAL_S)
+        tried = _tried(command)
     except (OSError, subprocess.TimeoutExpired):
         return (_OLDEST,)
     return (*asked, _OLDEST) if tried.returncode == 0 else (_OLDEST,)
