@@ -6,8 +6,9 @@ stage, in child processes whose heaps are filled with two different patterns. A 
     crash       the process ended by a signal
     hang        a call did not end in time
     difference  a result, a gradient or an error text depends on what freed memory held
-    silent      an operand was written to and autograd was not told: backwards of other operators
-                would trust indices that have changed since they were checked
+    silent      an operand was written to, or would be by a write to the result, and autograd is not
+                told: backwards of other operators would trust indices that have changed since they
+                were checked
 
 Two kinds of calls are made. Random ones (cases from 0 on) change one to three arguments of a sample
 call. Shape calls (cases below 0) are all there are: of each sample call, each tensor in turn gets
@@ -456,11 +457,28 @@ def run_call(name: str, operator: Any, call: Any, *, guarded: bool = True) -> st
         for tensor in tensors:
             _digest(torch, tensor.grad, into)
             _digest(torch, tensor, into)
+        if (unseen := _unseen_alias(torch, parts[:50], tensors)) is not None:
+            return f"silent alias of {unseen.dtype}{list(unseen.shape)}"
     except PackageError:
         return "refused"
     except Exception as error:
         return _failure(error)
     return "no memory" if failed == "no memory" else f"done {into.hexdigest()[:16]} {failed}"
+
+
+def _unseen_alias(torch: Any, results: Sequence[Any], operands: Sequence[Any]) -> Any:
+    """An operand that lies in the memory of a result and does not count what is written there."""
+    for result in results:
+        if not isinstance(result, torch.Tensor) or result.is_sparse or not result.numel():
+            continue
+        for operand in operands:
+            place = operand.untyped_storage().data_ptr()
+            if operand.numel() and place == result.untyped_storage().data_ptr():
+                before = operand._version
+                result.detach()[:0].zero_() if result.dim() else result.detach().zero_()
+                if operand._version == before:
+                    return operand
+    return None
 
 
 def _run_in_backward(name: str, call: Any, *, guarded: bool) -> str:

@@ -62,8 +62,8 @@ def shared_references(
     else:
         operator = tensor_operator(name)
         given = _bind(name, operator, args, kwargs)
-        aliases = {each.name: each.alias_info for each in operator._schema.arguments}
-        shared = [(item, aliases[key].is_write) for key, item in given.items() if aliases[key]]
+        aliases = [(each.name, each.alias_info) for each in operator._schema.arguments]
+        shared = [(given.get(key), alias.is_write) for key, alias in aliases if alias is not None]
     for argument, writes in shared:
         for leaf in _leaves(argument):
             if isinstance(leaf, dict) and "v" in leaf:
