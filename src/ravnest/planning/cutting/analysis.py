@@ -17,16 +17,9 @@ import torch
 from torch._ops import OpOverload
 
 from ravnest.planning.capture.program import Held, ModuleCall, Op, Program, Value
-from ravnest.planning.capture.writes import is_mutating, written_names
+from ravnest.planning.capture.writes import is_mutating
 from ravnest.stage.gradients import HandWritten
-
-_MAY_RETURN_ITS_INPUT = {
-    "aten::dropout", "aten::feature_dropout", "aten::alpha_dropout", "aten::feature_alpha_dropout",
-    "aten::type_as", "aten::broadcast_tensors", "aten::atleast_1d", "aten::atleast_2d",
-    "aten::atleast_3d", "aten::meshgrid", "aten::einsum", "aten::sum_to_size",
-    "aten::cartesian_prod",
-}  # fmt: skip
-"""Operators whose schema does not admit that their result can share memory with an argument."""
+from ravnest.stage.writes import shown, written
 
 _NEVER_RECOMPUTED = (
     "aten::dropout", "aten::feature_dropout", "aten::alpha_dropout", "aten::feature_alpha_dropout",
@@ -118,13 +111,10 @@ class _Aliases:
         """group → positions of operators that write to it"""
         pending: list[tuple[int, Any]] = []
         for index, op in enumerate(program.ops):
-            for argument, writes in _shared_arguments(op, certain=certain):
-                for reference in _flat_references(argument):
-                    self._join(_key(Value(op.out)), _key(reference))
-                    if writes:
-                        pending.append((index, _key(reference)))
-            for name in written_names(op):
-                pending.append((index, _key(Held(name))))
+            for reference in _flat_references(_shown(op, certain=certain)):
+                self._join(_key(Value(op.out)), _key(reference))
+            for reference in _flat_references(_written(op)):
+                pending.append((index, _key(reference)))
         for index, key in pending:
             self.writes[self.group(key)].append(index)
 
@@ -157,26 +147,24 @@ def _flat_references(argument: Any) -> list[Value | Held]:
     return []
 
 
-def _shared_arguments(op: Op, *, certain: bool) -> list[tuple[Any, bool]]:
-    """Arguments that the result may share memory with, and whether the operator writes to them."""
-    if op.target is operator.getitem:
-        return [(op.args[0], False)]
+def _shown(op: Op, *, certain: bool) -> list[Any]:
+    """Arguments that the result may share memory with."""
     if isinstance(op.target, ModuleCall):
-        shares = op.target.shares_input or op.target.writes_input
-        return [(op.args[0], op.target.writes_input)] if shares else []
-    if isinstance(op.target, HandWritten):
-        return [(op.args[0], False)]
+        return [op.args[0]] if op.target.shares_input or op.target.writes_input else []
+    if op.target is operator.getitem or isinstance(op.target, HandWritten):
+        return [op.args[0]]
     if not isinstance(op.target, OpOverload):
         return []
-    schema = op.target._schema
-    found = []
-    for place, described in enumerate(schema.arguments):
-        given = op.args[place] if place < len(op.args) else op.kwargs.get(described.name)
-        if described.alias_info is not None:
-            found.append((given, described.alias_info.is_write))
-        elif not certain and schema.name in _MAY_RETURN_ITS_INPUT:
-            found.append((given, False))
-    return found
+    return list(shown(op.target, op.args, op.kwargs, certain=certain))
+
+
+def _written(op: Op) -> list[Any]:
+    """Arguments, and tensors of a module, that it may write to."""
+    if isinstance(op.target, ModuleCall):
+        return [*(op.args[:1] if op.target.writes_input else ()), *map(Held, op.target.buffers)]
+    if not isinstance(op.target, OpOverload):
+        return []
+    return list(written(op.target, op.args, op.kwargs))
 
 
 def _legal_cuts(

@@ -3,8 +3,8 @@ a first time that has failed.
 
 What the first forward used and may be gone when it is repeated: inputs that the model writes to,
 buffers that it writes to (their values enter the result of some layers), and random numbers. Which
-inputs and buffers a stage writes to shows when it does so for the first time; from then on copies
-of those are kept, and of no others.
+inputs and buffers a stage may write to its graph says (stage/writes.py): what one forward happens
+to leave as it was, the next one may change. Copies of those are kept, and of no others.
 """
 
 import contextlib
@@ -16,7 +16,9 @@ from typing import Any
 import torch
 
 from ravnest.provider.compute.randomness import RandomState
+from ravnest.stage.graph import Mode
 from ravnest.stage.module import StageModule
+from ravnest.stage.writes import written_in
 
 logger = logging.getLogger("ravnest")
 _TRIES = 4
@@ -35,47 +37,38 @@ class Replay:
 
 
 class Replays:
-    """Records and repeats the forwards of one stage."""
+    """Records and repeats the forwards of one stage in one mode."""
 
-    def __init__(self, stage: StageModule) -> None:
+    def __init__(self, stage: StageModule, mode: Mode = "train") -> None:
         self._stage = stage
-        self._first = True
-        self._written_inputs: set[int] = set()
-        self._written_buffers: list[Place] = []
+        written = written_in(stage.graph.mode(mode))
+        self._written_inputs = {number for tag, number in written if tag == "v"}
+        self._written_buffers = {f"t{number}" for tag, number in written if tag == "t"}
         self._warned = False
+
+    def apart(self, inputs: Values) -> Values:
+        """With copies of what a forward writes to."""
+        written = self._written_inputs & inputs.keys()
+        return inputs | {number: inputs[number].clone() for number in written}
 
     @contextlib.contextmanager
     def recording(self, inputs: Values) -> Iterator[tuple[Values, Replay]]:
         """Around a forward with the values given out here, which it may write to."""
-        tensors = [number for number, value in inputs.items() if isinstance(value, torch.Tensor)]
-        copied = tensors if self._first else self._written_inputs
-        given = inputs | {number: inputs[number].clone() for number in copied}
-        places = self._buffers() if self._first else self._written_buffers
-        kept = [(place, _at(place).clone()) for place in places]
         device = self._stage.device
+        kept = [(place, _at(place).clone()) for place in self._buffers()]
         replay = Replay(kept, RandomState.now(device))
         try:
-            yield given, replay
+            yield self.apart(inputs), replay
             after = RandomState.now(device)
             replay.after = None if after.equals(replay.before) else after
-            if self._first:
-                self._learn(given, replay)
         except BaseException:
-            self._undo(replay, kept)
+            self._undo(replay)
             raise
 
-    def _learn(self, given: Values, replay: Replay) -> None:
-        written = {n for n, v in given.items() if isinstance(v, torch.Tensor) and v._version}
-        # By their values: what BatchNorm writes to its statistics is not counted by torch.
-        replay.buffers = [(p, was) for p, was in replay.buffers if not torch.equal(_at(p), was)]
-        self._written_inputs = written
-        self._written_buffers = [place for place, _ in replay.buffers]
-        self._first = False
-
     @staticmethod
-    def _undo(replay: Replay, kept: list[tuple[Place, torch.Tensor]]) -> None:
+    def _undo(replay: Replay) -> None:
         """A forward that has failed half-way leaves no trace."""
-        for place, was in kept:
+        for place, was in replay.buffers:
             # An alias with a version counter of its own: backwards that are to come may hold it.
             _at(place).data.copy_(was)
         replay.before.restore()
@@ -103,14 +96,13 @@ class Replays:
             )
         self._warned = True
 
+    @staticmethod
     @contextlib.contextmanager
-    def _placed(self, buffers: list[tuple[Place, torch.Tensor]]) -> Iterator[None]:
-        """While active, these are the values of the buffers. All of them are copies: the first
-        forward has written to the real ones already."""
-        present = [(place, _at(place)) for place in self._buffers()]
+    def _placed(buffers: list[tuple[Place, torch.Tensor]]) -> Iterator[None]:
+        """While active, copies of these are the values of the buffers: the first forward has
+        written to the real ones already."""
+        present = [(place, _at(place)) for place, _ in buffers]
         try:
-            for registry, name in self._buffers():
-                registry[name] = _at((registry, name)).clone()
             for (registry, name), value in buffers:
                 registry[name] = value.clone()
             yield
@@ -119,11 +111,12 @@ class Replays:
                 registry[name] = value
 
     def _buffers(self) -> list[Place]:
+        """Those that a forward may write to. Of modules of the user's own that can be any."""
         return [
             (module._buffers, name)
             for module in self._stage.modules()
             for name, buffer in module._buffers.items()
-            if buffer is not None
+            if buffer is not None and (module is not self._stage or name in self._written_buffers)
         ]
 
 
