@@ -141,6 +141,7 @@ class StagePasses:
         self.recovers = recovers and not stage.graph.is_last
         self._recompute = recompute and not stage.graph.is_last
         self._replays = Replays(stage) if self._recompute or self.recovers else None
+        self._trials = Replays(stage, "eval") if self.recovers else None
         self._is_short = False
         self._precision = precision or Precision()
         self.scale = LossScale(self._precision.loss_scale, adapts=self._precision.adapts)
@@ -249,6 +250,7 @@ class StagePasses:
         assert item.replay is not None
         if item.again is not None and all(value is None for value in item.inputs.values()):
             item.inputs = self._given(item.again(), "train")
+        item.inputs = self._replays.apart(item.inputs)  # this, too, can fail and be done again
         with self.versions.used(item.version):
             return self._replays.run_again(item.replay, lambda: self._run(self._entered(item)))
 
@@ -263,14 +265,23 @@ class StagePasses:
     def evaluate(self, values: Mapping[int, Any]) -> tuple[Values, Any]:
         """Without gradients, in eval mode, with the newest weights; on the last stage also the
         model's output."""
-        with self._evaluating():
-            inputs = self._given(values, "eval")
+        given = self._given(values, "eval")
+        with self._evaluating(), self._trial(given) as inputs:
             outputs = self._run(inputs)
             graph = self.stage.graph
             if not graph.is_last:
                 return outputs, None
             known = {**inputs, **outputs}
             return outputs, structure.rebuild(graph.eval.result, known.__getitem__)
+
+    @contextlib.contextmanager
+    def _trial(self, given: Values) -> Iterator[Values]:
+        """Around an evaluation, which leaves no trace if it fails and can be tried again."""
+        if self._trials is None:
+            yield given
+            return
+        with self._trials.recording(given) as (inputs, _):
+            yield inputs
 
     def _given(self, values: Mapping[int, Any], mode: Mode) -> Values:
         """In the order in which the stage takes them."""
