@@ -191,8 +191,8 @@ class Greedy(toy.Players):
                     memory.recorded.add(queue)
 
     def pinned_room(self, like: torch.Tensor) -> torch.Tensor:
-        room = torch.full_like(like, 0, device="cpu", memory_format=torch.contiguous_format)
-        room.view(-1).view(torch.uint8).fill_(255)
+        room = torch.empty_like(like, device="cpu")
+        room.untyped_storage().fill_(255)
         self._pinned.add(room.data_ptr())
         weakref.finalize(room, self._pinned.discard, room.data_ptr())
         return room
@@ -213,7 +213,6 @@ def played(*, early: bool = False) -> Iterator[tuple[Greedy, pytest.MonkeyPatch]
         patch.setattr(toy.MODULE, "current_stream", player.current, raising=False)
         patch.setattr(torch.Tensor, "record_stream", lambda t, queue: player.record(t, queue))
         patch.setattr(copies, "pinned_room", player.pinned_room)
-        patch.setattr(copies, "pinned", lambda t: player.pinned_room(t).copy_(t))
         toy.PLAYING.append(player)
         try:
             yield player, patch

@@ -84,6 +84,29 @@ def test_what_is_sent_is_what_the_cpu_sends(sends, codec, early):
     assert not player.waited_for_copies
 
 
+COMES = {
+    "expanded": lambda x: x[:1].expand(ROWS, COLUMNS),
+    "overlapping": lambda x: x.as_strided((ROWS, COLUMNS), (1, 1)),
+    "transposed": lambda x: x.t(),
+    "with gaps": lambda x: x[:, ::2],
+    "channels last": lambda x: x.view(2, 3, 4, -1).contiguous(memory_format=torch.channels_last),
+    "conjugated": lambda x: torch.view_as_complex(x.view(-1, 2)).conj(),
+    "empty": lambda x: x[:0],
+    "a number": lambda x: x[0, 0],
+}
+
+
+@pytest.mark.parametrize("comes", COMES)
+def test_what_comes_may_lie_in_memory_as_it_likes(comes):
+    given = COMES[comes](torch.randn(ROWS, COLUMNS))
+    with played() as (player, _):
+        mover = copies_for(torch.device("toy:0"))
+        found = mover.brought(mover.set_out(given)) * 2
+        mover.finish_pass()
+        torch.testing.assert_close(found.cpu(), given * 2, rtol=0, atol=0)
+    assert not player.waited_for_copies
+
+
 class _DenseBeside(QueuedCopies):
     """Makes dense what leaves on the queue that copies it."""
 

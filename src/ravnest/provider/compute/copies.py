@@ -186,11 +186,14 @@ def original(value: Any) -> Any:
 
 def pinned(tensor: torch.Tensor) -> torch.Tensor:
     """In memory that a device can copy from by itself."""
-    return tensor.pin_memory()
+    if tensor.layout is not torch.strided or tensor.is_pinned():
+        return tensor
+    return pinned_room(tensor).copy_(tensor)
 
 
 def pinned_room(like: torch.Tensor) -> torch.Tensor:
-    return torch.empty(like.shape, dtype=like.dtype, pin_memory=True)
+    """With an element for each of its elements, also where those share memory (`expand`)."""
+    return torch.empty_like(like, device="cpu", pin_memory=True)
 
 
 def _is_on_host(value: Any) -> bool:
