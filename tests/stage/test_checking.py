@@ -131,6 +131,9 @@ def test_no_value_at_any_place_does_anything_but_load_or_be_refused(tmp_path):
         ("contexts", [{"autocast_dtype": "bfloat16"}], "autocast"),
         ("contexts", [{"autocast_enabled": True}], "autocast"),
         ("contexts", [{"autocast_dtype": "x", "autocast_enabled": True}], "unknown dtype"),
+        ("tensors.1.hidden", "matrix", "cannot be a hidden matrix"),
+        ("tensors.0.hidden", "stack", "cannot be a hidden stack"),
+        ("tensors.2.hidden", "matrix", "cannot be a hidden matrix"),
     ],
 )
 def test_a_contradiction_is_refused_and_named(path, value, match, tmp_path):

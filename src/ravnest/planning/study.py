@@ -4,6 +4,7 @@ Capture in both modes, analysis, alignment of the two, costs: done once, then sh
 cluster, however many there are and wherever each of them cuts.
 """
 
+import functools
 import logging
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -33,6 +34,7 @@ from ravnest.planning.cutting.staging import CutProgram, build_stages, common_ro
 from ravnest.planning.torchscript import as_module, is_script, mode_is_baked
 from ravnest.rundir import StateEntry
 from ravnest.stage.graph import Mode, StageGraph
+from ravnest.stage.matrices import hidden_matrices, noted
 
 logger = logging.getLogger("ravnest.planning")
 
@@ -114,8 +116,16 @@ class Study:
         least, most = program.rows
         program.rows = (max(least, 2), most)
 
+    @functools.cached_property
+    def _matrices(self) -> dict[str, str]:
+        (whole,) = self._cut(())
+        return hidden_matrices(whole)
+
     def stages(self, cuts: Sequence[int]) -> list[StageGraph]:
         """The stage graphs for inner borders `cuts`, given as train positions."""
+        return [noted(graph, self._matrices) for graph in self._cut(cuts)]
+
+    def _cut(self, cuts: Sequence[int]) -> list[StageGraph]:
         places = [self.places[cut] for cut in cuts]
         usable = [place for place in places if place is not None]
         if len(usable) != len(cuts):

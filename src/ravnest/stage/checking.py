@@ -85,6 +85,9 @@ def _check_tensors(graph: StageGraph, limits: Limits) -> None:
         total += tensor_bytes(spec)
         if spec.trainable and (spec.kind != "parameter" or not _is_differentiable(spec.dtype)):
             raise PackageError(f"{spec.kind} {spec.name[:100]!r} cannot be trainable")
+        least = {"matrix": 2, "stack": 3}.get(spec.hidden or "no", 0)
+        if len(spec.shape) < least or (least and not spec.trainable):
+            raise PackageError(f"{spec.kind} {spec.name[:100]!r} cannot be a hidden {spec.hidden}")
         if spec.stages and (graph.stage not in spec.stages or max(spec.stages) >= graph.stages):
             raise PackageError(f"tensor {spec.name[:100]!r} is held by {spec.stages[:10]}")
     _check_count("bytes of tensors", total, limits.weight_bytes)

@@ -52,6 +52,9 @@ class TensorSpec(Strict, frozen=True, kw_only=True):
     """The one stage whose copy counts when the model is averaged and fused."""
     stages: tuple[Number, ...] = ()
     """All stages that hold a copy, when there are several; trainable ones sum their gradients."""
+    hidden: Literal["matrix", "stack", "no"] | None = None
+    """What `matrices.py` says of a trainable one, of which only the whole model tells. None is in
+    packages that are older."""
 
 
 class Context(Strict, frozen=True, kw_only=True):

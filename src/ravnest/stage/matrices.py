@@ -1,13 +1,16 @@
-"""Which parameters of a stage are hidden matrices, told by the operators that use them.
+"""Which parameters of a model are hidden matrices, told by the operators that use them.
 
 A hidden matrix is multiplied with what the model computes, and its product goes on to another
 matrix. So a head, after which there is none, is not one; nor is what rows are looked up in
 (embeddings, also where a head is tied to one), what is added (positions, biases) or scales (norms).
-What other stages do with a product is not known here: it counts as going on to a matrix.
+A stage by itself cannot tell what others do with a product, so the planner looks at the whole model
+and notes it with each tensor. In older packages what is sent counts as going on to a matrix.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
+
+import msgspec
 
 from ravnest.stage.gradients import values_of
 from ravnest.stage.graph import Operation, StageGraph, TensorSpec
@@ -30,6 +33,8 @@ MATRIX, STACK = "matrix", "stack"
 
 def hidden_matrices(graph: StageGraph) -> dict[str, str]:
     """Names of the trainable ones among its tensors; each is a MATRIX or a STACK of them."""
+    if any(spec.hidden is not None for spec in graph.tensors):
+        return {spec.name: spec.hidden for spec in graph.tensors if spec.hidden in (MATRIX, STACK)}
     uses = _Uses(graph)
     found: dict[str, str] = {}
     for number, name in uses.hidden.items():
@@ -38,6 +43,15 @@ def hidden_matrices(graph: StageGraph) -> dict[str, str]:
             is_stack = len(spec.shape) == 3 and name not in _CONVOLUTIONS
             found[spec.name] = STACK if is_stack else MATRIX
     return found
+
+
+def noted(graph: StageGraph, kinds: Mapping[str, str]) -> StageGraph:
+    """With what `hidden_matrices` has found in the whole model."""
+    tensors = tuple(
+        msgspec.structs.replace(spec, hidden=kinds.get(spec.name, "no")) if spec.trainable else spec
+        for spec in graph.tensors
+    )
+    return msgspec.structs.replace(graph, tensors=tensors)
 
 
 def _is_large(spec: TensorSpec) -> bool:
