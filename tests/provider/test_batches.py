@@ -1,12 +1,14 @@
 """Whatever has one entry for each row is divided, everything else stays whole."""
 
-from collections import namedtuple
+from collections import defaultdict, namedtuple
+from dataclasses import dataclass, field
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 
-from ravnest.provider.batches import doubled, has_rows, rows_of
+from ravnest.provider.batches import attributes, doubled, has_rows, rows_of, with_tensors
 from ravnest.provider.proof import tensors_in
 
 Pair = namedtuple("Pair", "x y")
@@ -65,6 +67,56 @@ ROWS = {
 def test_two_things_in_a_batch_of_two_rows(item, first):
     assert shown(rows_of(item, 2, 0, 1)) == first
     assert has_rows(item, 2)
+
+
+@dataclass(slots=True)
+class Slots:
+    x: torch.Tensor
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Frozen:
+    x: torch.Tensor
+    name: str
+
+
+@dataclass
+class Derived:
+    x: torch.Tensor
+    name: str
+    count: int = field(init=False)
+    double: torch.Tensor = field(init=False)
+
+    def __post_init__(self):
+        self.double = 2 * self.x  # and no count yet
+        self.more = [self.x]
+
+
+RECORDS = {
+    "a defaultdict": lambda x: defaultdict(list, x=x, name="one"),
+    "slots": lambda x: Slots(x, "one"),
+    "frozen": lambda x: Frozen(x, "one"),
+    "derived": lambda x: Derived(x, "one"),
+    "a namespace": lambda x: SimpleNamespace(x=x, name="one"),
+}
+
+
+@pytest.mark.parametrize("kind", RECORDS)
+def test_records_are_divided_and_moved_whatever_holds_their_fields(kind):
+    given = RECORDS[kind](torch.arange(8))
+    part = rows_of(given, 8, 0, 3)
+    moved = with_tensors(given, lambda tensor: tensor + 1, torch.device("meta"))
+    for found, expected in ((part, torch.arange(3)), (moved, torch.arange(1, 9))):
+        assert type(found) is type(given)
+        fields_of = found if isinstance(found, dict) else attributes(found)
+        assert fields_of["x"].equal(expected)
+        assert fields_of["name"] == "one"
+        if kind == "derived":
+            assert [len(found.double), len(found.more[0])] == [len(expected)] * 2
+    assert next(tensors_in(given)).equal(torch.arange(8))
+    if kind == "a defaultdict":
+        assert part["new"] == []
 
 
 def test_whether_there_are_rows():

@@ -1,7 +1,10 @@
 """Dividing a batch into parts, on the Root (inputs) and on the Leaf (labels) alike."""
 
+import copy
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import is_dataclass, replace
+from dataclasses import fields, is_dataclass
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -51,21 +54,42 @@ def entries(item: Mapping[Any, Any]) -> dict[Any, Any]:
     return dict(dict.items(item)) if isinstance(item, dict) else dict(item.items())
 
 
+def attributes(item: Any) -> dict[str, Any] | None:
+    """Of a record: a dataclass, with or without slots, or a namespace. None if it is no record."""
+    if isinstance(item, SimpleNamespace):
+        return vars(item)
+    if not is_dataclass(item) or isinstance(item, type):
+        return None
+    named = {f.name: getattr(item, f.name) for f in fields(item) if hasattr(item, f.name)}
+    return named | getattr(item, "__dict__", {})
+
+
+def _rebuilt(item: Any, change: Callable[[Any], Any]) -> Any:
+    """The same structure with `change` applied to its entries; whatever has none, as it is."""
+    if isinstance(item, Mapping):
+        changed = {key: change(value) for key, value in entries(item).items()}
+        if isinstance(item, defaultdict):
+            return type(item)(item.default_factory, changed)
+        return type(item)(changed)  # type: ignore[call-arg]
+    if isinstance(item, tuple | list):
+        found = [change(value) for value in item]
+        return type(item)(*found) if hasattr(item, "_fields") else type(item)(found)
+    if (named := attributes(item)) is None:
+        return item
+    record = copy.copy(item)
+    for name, value in named.items():
+        object.__setattr__(record, name, change(value))  # frozen ones, too
+    return record
+
+
 def _changed(item: Any, rows: int, change: Callable[[Any], Any]) -> Any:
     """The same structure, with `change` applied to everything that has one entry for each row."""
     if isinstance(item, torch.Tensor | np.ndarray):
         return change(item) if item.ndim and item.shape[0] == rows else item
-    if isinstance(item, Mapping):
-        return type(item)({key: _changed(v, rows, change) for key, v in entries(item).items()})  # type: ignore[call-arg]
-    if isinstance(item, tuple) and hasattr(item, "_fields"):
-        return type(item)(*(_changed(value, rows, change) for value in item))
-    if isinstance(item, tuple | list):
-        if len(item) == rows and not _holds_whole_batches(item, rows):
-            return change(item)
-        return type(item)(_changed(value, rows, change) for value in item)
-    if is_dataclass(item) and not isinstance(item, type):
-        return replace(item, **{name: _changed(v, rows, change) for name, v in vars(item).items()})
-    return item
+    is_sequence = isinstance(item, tuple | list) and not hasattr(item, "_fields")
+    if is_sequence and len(item) == rows and not _holds_whole_batches(item, rows):
+        return change(item)
+    return _rebuilt(item, lambda value: _changed(value, rows, change))
 
 
 def with_tensors(
@@ -77,15 +101,7 @@ def with_tensors(
         return change(item)
     if callable(move := getattr(item, "to", None)) and not isinstance(item, type):
         return move(device)
-    if isinstance(item, Mapping):
-        return type(item)({k: with_tensors(v, change, device) for k, v in entries(item).items()})  # type: ignore[call-arg]
-    if isinstance(item, tuple | list):
-        found = [with_tensors(value, change, device) for value in item]
-        return type(item)(*found) if hasattr(item, "_fields") else type(item)(found)
-    if is_dataclass(item) and not isinstance(item, type):
-        changed = {name: with_tensors(v, change, device) for name, v in vars(item).items()}
-        return replace(item, **changed)
-    return item
+    return _rebuilt(item, lambda value: with_tensors(value, change, device))
 
 
 def _holds_whole_batches(items: Sequence[Any], rows: int) -> bool:
@@ -116,5 +132,5 @@ def _arrays(item: Any) -> Iterator[Any]:
     elif isinstance(item, tuple | list):
         for value in item:
             yield from _arrays(value)
-    elif is_dataclass(item) and not isinstance(item, type):
-        yield from _arrays(vars(item))
+    elif (named := attributes(item)) is not None:
+        yield from _arrays(named)

@@ -14,13 +14,12 @@ it knows.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import fields, is_dataclass
 from typing import Any, NamedTuple
 
 import torch
 import xxhash
 
-from ravnest.provider.batches import entries
+from ravnest.provider.batches import attributes, entries
 
 _MOST_TENSORS = 32
 _DIGEST = (1 << 62) - 2
@@ -150,6 +149,5 @@ def tensors_in(item: Any) -> Iterator[torch.Tensor]:
     elif isinstance(item, Sequence) and not isinstance(item, str | bytes):
         for value in item:
             yield from tensors_in(value)
-    elif is_dataclass(item) and not isinstance(item, type):
-        for entry in fields(item):
-            yield from tensors_in(getattr(item, entry.name))
+    elif (named := attributes(item)) is not None:
+        yield from tensors_in(named)
