@@ -207,6 +207,16 @@ def test_the_norm_of_sparse_and_of_half_gradients_is_that_of_dense_ones():
         assert updater.squared_norm(1.0) == pytest.approx(expected, rel=1e-3)
 
 
+def test_the_norm_of_double_gradients_is_as_precise_as_they_are():
+    weight = nn.Parameter(torch.zeros(3, dtype=torch.float64))
+    weight.grad = torch.tensor([1.0, 1e-6, 0.0], dtype=torch.float64)
+    module = nn.Module()
+    module.register_parameter("only", weight)
+    versions = WeightVersions(module)
+    updater = Updater(versions, versions.masters, UpdateSettings(optimizer=torch.optim.SGD))
+    assert updater.squared_norm(1.0) == pytest.approx(1 + 1e-12, rel=1e-15)
+
+
 def test_training_without_an_optimizer_is_refused():
     updater = updater_with(optimizer=None)
     with pytest.raises(NodeError, match="nothing to train with"):

@@ -1,5 +1,6 @@
 """From accumulated gradients to new weights: the user's optimizer, its schedule, clipping."""
 
+import functools
 import inspect
 import logging
 import math
@@ -151,7 +152,8 @@ class Updater:
         if not given:
             return 0.0
         norms = torch._foreach_norm([_numbers(gradient) for gradient in given.values()])
-        found: list[float] = torch.stack([norm.float() for norm in norms]).tolist()
+        finest = functools.reduce(torch.promote_types, (n.dtype for n in norms), torch.float32)
+        found: list[float] = torch.stack([norm.to(finest) for norm in norms]).tolist()
         return sum(norm * norm for norm in found) / (batches * self.loss_scale) ** 2
 
     def apply(
