@@ -54,3 +54,17 @@ def test_training_on_it_is_training_on_the_cpu():
 
     for here, there in zip(trained("toy"), trained("cpu"), strict=True):
         torch.testing.assert_close(here, there, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+@pytest.mark.parametrize("kind", [nn.MSELoss, nn.SmoothL1Loss, nn.L1Loss, nn.HuberLoss, nn.BCELoss])
+def test_losses_are_those_of_the_cpu(kind, reduction):
+    outputs, labels = torch.rand(4, 3), torch.rand(4, 3)
+
+    def found(device):
+        given = outputs.to(device).detach().requires_grad_()
+        loss = kind(reduction=reduction)(given, labels.to(device))
+        loss.sum().backward()
+        return loss.detach().cpu(), given.grad.cpu()
+
+    torch.testing.assert_close(found("toy"), found("cpu"), rtol=0, atol=0)

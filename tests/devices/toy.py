@@ -9,7 +9,8 @@ thing that is different is what a real device would refuse: operators whose tens
 places, and, on a device like Apple's, double precision.
 
 What this is not: it has no kernels, no speed and no memory of its own; autocast casts nothing;
-autograd knows of `toy:0` only; and of sparse tensors there is no more than can be made dense.
+autograd knows of `toy:0` only; of sparse tensors there is no more than can be made dense; and the
+backward of complex numbers ends the process.
 """
 
 import contextlib
@@ -211,13 +212,14 @@ def _run(op: Any, *args: Any, **kwargs: Any) -> Any:
     lent: dict[int, torch.Tensor] = {}
     borrowed: list[torch.Tensor] = []
     grows = _grown(op, args, kwargs)
+    is_out = op._schema.name != "aten::resize_"
 
     def lend(item: Any) -> Any:
         if is_toy(item):
             _check_type(op, item.dtype)
             alias = on_host(item)
             if id(item) in grows:  # a memory of its own, which may be given another size
-                alias = alias.clone()
+                alias = alias.new_empty(0) if is_out else alias.clone()
             lent[id(alias)] = item
             borrowed.append(alias)
             return alias
@@ -333,7 +335,12 @@ def _grown(op: Any, args: Any, kwargs: Any) -> set[int]:
     if op._schema.name == "aten::resize_":
         return {id(args[0])}
     outs = [kwargs.get(argument.name) for argument in op._schema.arguments if argument.is_out]
-    return {id(out) for out in outs if is_toy(out) and not out.numel()}
+    makes_room = op._schema.name in _MAKES_ROOM
+    return {id(out) for out in outs if is_toy(out) and (makes_room or not out.numel())}
+
+
+_MAKES_ROOM = {"aten::mse_loss", "aten::smooth_l1_loss"}
+"""Use their result for what is to be reduced, before it has the size of a result."""
 
 
 @contextlib.contextmanager
