@@ -13,6 +13,7 @@ from torch import nn
 from ravnest import Averaging, Node, Trainer, clusterize
 from ravnest.errors import NodeError, RavnestError
 from ravnest.ports import free_ports
+from ravnest.provider.compute.device_memory import Room
 from ravnest.wire.security import TlsFiles
 
 
@@ -96,6 +97,16 @@ def test_the_name_may_come_from_the_environment(folder, monkeypatch):
     monkeypatch.setenv("RAVNEST_NODE", "node_0")
     node = make(folder, name=None)
     assert (node.name, node.node_type, node.is_root, node.is_leaf) == ("node_0", "Root", True, True)
+
+
+def test_a_provider_takes_the_share_of_its_device_that_it_may(folder, monkeypatch):
+    limits = []
+    monkeypatch.setattr(Room, "limit", lambda self, share: limits.append((self.device, share)))
+    make(folder)
+    assert limits == []
+    monkeypatch.setenv("RAVNEST_DEVICE_SHARE", "0.25")
+    node = make(folder)
+    assert limits == [(node.device, 0.25)]
 
 
 X, MASK = torch.rand(6, 4), torch.ones(6, 8)
