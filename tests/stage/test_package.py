@@ -49,6 +49,14 @@ def refuse(package: Path, match: str) -> None:
     assert str(package) in str(caught.value)
 
 
+def test_what_the_format_of_the_files_cannot_hold_is_said(tmp_path):
+    spec = msgspec.structs.replace(graph().tensors[2], dtype="complex128")
+    changed = msgspec.structs.replace(graph(), tensors=(*graph().tensors[:2], spec))
+    tensors = {**weights(), "scale": weights()["scale"].to(torch.complex128)}
+    with pytest.raises(PackageError, match=r"'scale' is complex128.*use complex64"):
+        write_package(tmp_path / "stage", changed, tensors, plan_id="plan", cluster=0)
+
+
 def test_what_is_written_is_read_back(package):
     found = load_package(package)
     assert found.graph == graph()

@@ -263,6 +263,11 @@ def _save_weights(path: Path, graph: StageGraph, weights: Mapping[str, torch.Ten
             raise PackageError(f"{path}: tensor {spec.name[:100]!r} is missing")
         tensor = weights[spec.name].detach().cpu().contiguous()
         check_tensor(tensor, spec)
+        if tensor.dtype is torch.complex128:
+            raise PackageError(
+                f"tensor {spec.name[:100]!r} is complex128, which safetensors cannot hold: "
+                "use complex64, or two real tensors with torch.view_as_complex"
+            )
         # safetensors refuses tensors that share memory, e.g. two views of one buffer.
         shares = tensor.untyped_storage().nbytes() != tensor.numel() * tensor.element_size()
         tensors[spec.name] = tensor.clone() if shares else tensor
