@@ -87,6 +87,20 @@ def test_the_release_of_torch_is_judged(monkeypatch, version, verdict):
     assert only(machine.torch_build()).verdict == verdict
 
 
+@pytest.mark.parametrize("kind", ["cuda", "xpu"])
+def test_each_gpu_is_told_whoever_made_it(monkeypatch, kind):
+    import torch
+
+    module, other = getattr(torch, kind), {"cuda": torch.xpu, "xpu": torch.cuda}[kind]
+    monkeypatch.setattr(other, "is_available", lambda: False)
+    monkeypatch.setattr(module, "is_available", lambda: True)
+    monkeypatch.setattr(module, "device_count", lambda: 2)
+    facts = types.SimpleNamespace(name="A card", total_memory=8 * 10**9)
+    monkeypatch.setattr(module, "get_device_properties", lambda number: facts)
+    texts = [finding.text for finding in machine.gpu()]
+    assert [text.split(" with ")[0] for text in texts] == [f"{kind}:{n} is A card" for n in (0, 1)]
+
+
 def test_a_gpu_that_torch_cannot_use_is_said(monkeypatch):
     import torch
 

@@ -3,15 +3,20 @@
 import io
 import logging
 import math
+import os
 import threading
+from types import SimpleNamespace
 
 import msgspec
 import pytest
+import torch
 from runs import RECIPE
 
 from ravnest.api.work import End, Line, Point, Report, Started, WorkEnd, WorkReport
 from ravnest.callbacks import Progress
 from ravnest.provider.telemetry import Round, Standing, Telemetry, Totals
+from ravnest.worker import scripted
+from ravnest.worker.hearing import ReportsTo
 from ravnest.worker.journal import Journal, Notes, thinned
 from ravnest.worker.reporting import Reporter
 from ravnest.worker.speech import Speech
@@ -188,3 +193,22 @@ def test_what_is_said_early_is_kept_and_the_end_is_noticed():
     assert gone.wait(10)
     steering.obey_with(obeyed.append)
     assert obeyed == ["pause", "stop"]
+
+
+def test_the_memory_of_any_kind_of_device_is_counted(monkeypatch, tmp_path):
+    made = []
+
+    def note(*_, **options):
+        made.append(options["device_bytes"])
+        return SimpleNamespace(start=lambda: None, stop=lambda: None)
+
+    monkeypatch.setattr(scripted, "Reporter", note)
+    monkeypatch.setattr(torch.xpu, "memory_allocated", lambda device: 10**15 + device.index)
+    with (tmp_path / "reports").open("wb") as file:
+        to = ReportsTo(descriptor=os.dup(file.fileno()), every_s=1.0, clock_offset_s=0.0)
+        monkeypatch.setenv(scripted.REPORTS, msgspec.json.encode(to).decode())
+        device = torch.device("xpu:1")
+        node = SimpleNamespace(telemetry=Telemetry(), is_root=False, device=device)
+        assert scripted.begin_reports(node, None, 0) == []
+    report = reporter(Telemetry(), device_bytes=made[0]).report()
+    assert 10**15 + 1 < report.memory_bytes < 2 * 10**15

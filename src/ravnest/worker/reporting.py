@@ -7,7 +7,6 @@ from collections.abc import Callable
 from typing import get_args
 
 import psutil
-import torch
 
 from ravnest.api.work import (
     MOST_LINKS,
@@ -46,7 +45,7 @@ class Reporter:
         epochs_before: int = 0,
         device_bytes: Callable[[], int] = lambda: 0,
     ) -> None:
-        """Only a Root has a `journal`."""
+        """Only a Root has a `journal`. `device_bytes` are besides the memory of the process."""
         self._speech = speech
         self._telemetry = telemetry
         self._notes = notes
@@ -154,13 +153,3 @@ class Reporter:
             self._samples.popleft()
         first_at, first = self._samples[0]
         return max(samples - first, 0) / (at - first_at) if at > first_at else 0.0
-
-
-def device_bytes(device: torch.device) -> int:
-    """Besides the memory of the process."""
-    match device.type:
-        case "cuda":
-            return torch.cuda.memory_allocated(device)
-        case "mps":
-            return torch.mps.current_allocated_memory()
-    return 0

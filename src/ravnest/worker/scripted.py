@@ -12,10 +12,11 @@ import msgspec
 
 from ravnest.callbacks import Callback
 from ravnest.node import Node
+from ravnest.provider.compute.device_memory import Room
 from ravnest.provider.surroundings import REPORTS
 from ravnest.worker.hearing import ReportsTo
 from ravnest.worker.journal import Journal, Notes
-from ravnest.worker.reporting import Reporter, device_bytes
+from ravnest.worker.reporting import Reporter
 from ravnest.worker.speech import Speech
 
 
@@ -45,7 +46,7 @@ def begin_reports(node: Node, batches_per_epoch: int | None, first_epoch: int) -
         every_s=to.every_s,
         clock_offset_s=to.clock_offset_s,
         epochs_before=first_epoch,
-        device_bytes=lambda: device_bytes(node.device),
+        device_bytes=Room(node.device).used,
     )
     atexit.register(reporter.stop)
     reporter.start()

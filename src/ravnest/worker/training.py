@@ -19,6 +19,7 @@ from ravnest.api.work import (
 from ravnest.errors import JobError, NodeError, RunError, text_without_values
 from ravnest.node import Node
 from ravnest.provider.averaging.settings import Averaging
+from ravnest.provider.compute.device_memory import Room
 from ravnest.provider.control import Control
 from ravnest.recipes.criterion import build_criterion
 from ravnest.recipes.metrics import build_metrics
@@ -36,7 +37,7 @@ from ravnest.wire.security import TlsFiles
 from ravnest.worker.blame import culprit
 from ravnest.worker.feeding import Feed, feed
 from ravnest.worker.journal import Journal, Notes
-from ravnest.worker.reporting import Reporter, device_bytes
+from ravnest.worker.reporting import Reporter
 from ravnest.worker.saves import Saves
 from ravnest.worker.speech import Speech
 from ravnest.worker.steering import Action, Steering
@@ -248,7 +249,7 @@ class Training:
             every_s=self._order.report_s,
             clock_offset_s=self._order.clock_offset_s,
             epochs_before=self._work.epochs_done,
-            device_bytes=lambda: device_bytes(node.device),
+            device_bytes=Room(node.device).used,
         )
 
     def _obey(self, action: Action) -> None:

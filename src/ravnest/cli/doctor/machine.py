@@ -88,11 +88,15 @@ def gpu() -> Iterator[Finding]:
         torch = _torch()
     except ImportError:
         return
-    if torch.cuda.is_available():
-        for number in range(torch.cuda.device_count()):
-            facts = torch.cuda.get_device_properties(number)
-            yield ok("gpu", f"cuda:{number} is {facts.name} with {size(facts.total_memory)}")
-    elif torch.backends.mps.is_available():
+    kinds = {"cuda": torch.cuda, "xpu": torch.xpu}
+    there = {kind: module for kind, module in kinds.items() if module.is_available()}
+    for kind, module in there.items():
+        for number in range(module.device_count()):
+            facts = module.get_device_properties(number)
+            yield ok("gpu", f"{kind}:{number} is {facts.name} with {size(facts.total_memory)}")
+    if there:
+        return
+    if torch.backends.mps.is_available():
         yield ok("gpu", "mps: the GPU of this Mac")
     elif not has_driver():
         yield ok("gpu", "none found: this machine computes on its CPU")
