@@ -8,7 +8,7 @@ import msgspec
 
 from ravnest.api.control import Ended, Reported
 from ravnest.api.limits import FileRef
-from ravnest.api.views import JobView
+from ravnest.api.views import JobView, NewPoint
 from ravnest.api.work import Point as Said
 from ravnest.api.work import WorkReport
 from ravnest.server.changes import Point, Put
@@ -38,7 +38,7 @@ class Reports:
         known: Iterable[bytes],
         *,
         seen: Callable[[str], JobView | None],
-        changed: Callable[[str, Sequence[tuple[object, ...]]], None],
+        changed: Callable[[str, Sequence[NewPoint]], None],
         hang_up: Callable[[int, str], None],
     ) -> None:
         self._core = core
