@@ -10,13 +10,15 @@ from torch import nn
 
 from ravnest.errors import PeerError
 from ravnest.provider.averaging.averager import Averager
+from ravnest.provider.averaging.ring import RoundReport
 from ravnest.provider.averaging.settings import Averaging
 from ravnest.provider.averaging.share import Rules, Share
+from ravnest.provider.averaging.wishes import MISMATCH
 from ravnest.provider.compression import Compression
 from ravnest.provider.document import RingDocument, RingMember
 from ravnest.wire.encoding import Parcel
 from ravnest.wire.link import Arrived, Lost
-from ravnest.wire.messages import RingChunk, RingGone, RingGot
+from ravnest.wire.messages import RingCancel, RingChunk, RingGone, RingGot
 from ravnest.wire.peers import Peer
 
 NAMES = tuple("abcdefghij")
@@ -158,7 +160,9 @@ def test_who_is_not_ones_neighbour_is_for_others_to_judge(clusters):
 
 
 @pytest.mark.parametrize("clusters", [2, 3, 5])
-@pytest.mark.parametrize("how", ["given up", "all others lost", "told by its pipeline"])
+@pytest.mark.parametrize(
+    "how", ["given up", "all others lost", "told by its pipeline", "told of other tensors"]
+)
 def test_a_cluster_that_is_out_of_one_ring_leaves_all(clusters, how):
     """Otherwise some of its stages would be averaged with others, and some not."""
     told = []
@@ -172,6 +176,13 @@ def test_a_cluster_that_is_out_of_one_ring_leaves_all(clusters, how):
     elif how == "all others lost":
         for other in range(1, clusters):
             some._lost(f"node_{other}", "its link is broken")
+    elif how == "told of other tensors":
+        ring = some._rings[0]
+        ring.last = RoundReport(1, clusters, 1.0, 1.0, 1)
+        ring.due()
+        off = RingCancel(ring=0, round=ring._round.number, reason=MISMATCH)
+        some._inbox.put(Arrived(some._link("node_1"), Parcel(off)))
+        some._take()
     else:
         some.cluster_left(0)
     while not some._inbox.empty():

@@ -340,7 +340,7 @@ class RingPlace:
                     expected = self._leaves or self._has_met
                     level = logging.INFO if expected else logging.WARNING
                     logger.log(level, "ring %d: no more rounds: %s", self.id, reason)
-                    if not (expected or is_mismatch):
+                    if not expected:
                         self._around.cut_off()
 
     def _is_fair(self, start: Start) -> bool:
