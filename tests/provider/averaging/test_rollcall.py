@@ -18,7 +18,7 @@ from ravnest.provider.averaging.instructions import (
 )
 from ravnest.provider.averaging.membership import Membership
 from ravnest.provider.averaging.rollcall import RollCall
-from ravnest.wire.messages import RingBegin, RingCall, RingGone, RingShare
+from ravnest.wire.messages import RingBegin, RingCall, RingDone, RingGone, RingGot, RingShare
 
 ROUND_S = 20.0
 
@@ -39,6 +39,8 @@ class World:
     skipped: list = field(default_factory=list)
     over: dict = field(default_factory=dict)
     released: dict = field(default_factory=dict)
+    met: set = field(default_factory=set)
+    """They have had a round that was waited for."""
     layouts: dict = field(default_factory=dict)
     blocking: bool = False
     fragments: int = 1
@@ -79,7 +81,8 @@ class World:
                 self.later(self.exchange_s, lambda: self.end(member, number, members, still))
             case Skip(number, reason):
                 self.skipped.append((number, member, reason))
-            case Release(last):
+            case Release(last, met):
+                self.met |= {member} if met else set()
                 if last:
                     assert member not in self.released
                     self.released[member] = self.now
@@ -387,6 +390,69 @@ def test_fragments_take_turns_and_the_last_round_has_all_of_them():
     assert seen[-1] == 0
     assert set(seen[:3]) == {1, 2, 3}
     assert seen[:3] == seen[3:6]
+
+
+@dataclass
+class WithLiar(World):
+    """A member keeps the end of rounds from the others, or cancels them just then."""
+
+    liar: int = 1
+    cancels: bool = False
+
+    def send(self, source, to, message):
+        if source != self.liar or not isinstance(message, RingGot | RingDone):
+            super().send(source, to, message)
+        elif self.cancels:
+            self.later(0, lambda: self.tell(source, lambda c: c.failed("x", self.now)))
+
+
+@pytest.mark.parametrize("cancels", [False, True])
+@pytest.mark.parametrize("liar", [0, 1])
+@pytest.mark.parametrize("members", [2, 3, 4])
+@pytest.mark.parametrize("blocking", [False, True])
+def test_nobody_is_kept_in_a_round_that_is_complete_but_for_its_end(
+    members, liar, cancels, blocking
+):
+    """It was made again and again, for ever."""
+    world = WithLiar(
+        members, random.Random(0), liar=liar, cancels=cancels, blocking=blocking, exchange_s=0.1
+    )
+    for member in range(members):
+        world.later(0, lambda m=member: world.train(m, 10, 25))
+    world.run(60)
+    assert not world.released
+    for member in range(members):  # as a ring does when its member may wait no longer
+        for seconds in range(0, 1000, 20):
+            world.later(seconds, lambda m=member: world.tell(m, lambda c: c.waited_long(world.now)))
+    world.run(1000)
+    assert set(world.released) == set(range(members))
+    have_it = {member for _, member, _, is_still in world.completed if is_still}
+    assert have_it <= world.met | {liar}, "what is complete is kept"
+
+
+@pytest.mark.parametrize("members", [2, 3])
+def test_a_round_that_is_never_complete_everywhere_is_not_made_for_ever(members):
+    """Nor by those who may wait for ever."""
+    world = WithLiar(members, random.Random(0), cancels=True, exchange_s=0.1)
+    for member in range(members):
+        world.later(0, lambda m=member: world.train(m, 10, 25))
+    world.run(40 * ROUND_S)
+    assert set(world.released) == set(range(members))
+
+
+@pytest.mark.parametrize("by", [0, 99])
+def test_words_in_the_name_of_a_member_that_is_not_there_go_around_once(by):
+    world = World(4, random.Random(0))
+    world.tell(0, lambda c: c.leave(world.now))
+    world.run(10)
+    assert world.calls[2].alive == [1, 2, 3]
+    told = []
+    send = world.send
+    world.send = lambda source, to, message: (told.append(message), send(source, to, message))
+    done = RingDone(ring=0, round=7, by=by)
+    world.tell(1, lambda c: c.heard(done, 3, world.now))
+    world.run(100)
+    assert told.count(done) < 3
 
 
 @pytest.mark.parametrize("seed", range(20))

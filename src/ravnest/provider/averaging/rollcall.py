@@ -60,7 +60,8 @@ _TOLD_IN_VAIN = 2
 _AT_ONCE = 5
 """So often in a row a round that has come to nothing is made again at once."""
 _IN_VAIN = 100
-"""So often a round of all that stand still is made again before this member goes."""
+"""So often a round of all that stand still is made again before this member goes; `_AT_ONCE` if it
+has stood still for as long as it may. What it has of the round it keeps."""
 _State = Literal["idle", "snapshot", "called", "running", "settling", "over"]
 
 
@@ -109,7 +110,10 @@ class RollCall:
         self._settled = 0
         self._missed = 0
         self._failures = 0
-        """Rounds one after the other that have come to nothing."""
+        """Rounds one after the other that have come to nothing, or are not known to be complete
+        everywhere."""
+        self._is_late = False
+        """This member has stood still for as long as it may, and takes part in a round."""
         self._was_last = False
         """The round that was complete here last was to be the last one."""
         self._was_still = False
@@ -181,7 +185,10 @@ class RollCall:
         to find out who that is: what is handed on around the ring may be stuck at one that is
         frozen. So it asks everybody when it is told for the first time, and goes on without the
         others when it is told again. A leader that is told in vain is given up itself."""
-        if self._state == "over" or self._stand == "trains" or self._is_at_it:
+        if self._state == "over" or self._stand == "trains":
+            return []
+        if self._is_at_it:
+            self._is_late = True
             return []
         if self.leader == self.me:
             return self._told_of_waiting(self.me, now)
@@ -306,7 +313,7 @@ class RollCall:
         current = self._round
         if current is None or self._state != "running":
             return []
-        self._complete, self._failures = current.call.round, 0
+        self._complete = current.call.round
         self._was_last, self._was_still = current.call.last, current.call.still
         if not self._was_still:
             return self._settle(now)
@@ -477,7 +484,8 @@ class RollCall:
         return [Send(self._next, done), *settled]
 
     def _done(self, done: RingDone, now: float) -> list[Instruction]:
-        found = [] if self._next == done.by else [Send(self._next, done)]
+        has_been_around = self._next == done.by or done.by not in self.alive
+        found = [] if has_been_around else [Send(self._next, done)]
         if self._complete == done.round > self._settled:
             return [*found, *self._settle(now)]
         return list(found)
@@ -485,7 +493,7 @@ class RollCall:
     def _settle(self, now: float) -> list[Instruction]:
         """The round that was complete here last is so everywhere, or needs not be."""
         found: list[Instruction] = []
-        self._settled = self._complete
+        self._settled, self._failures = self._complete, 0
         self._wishes.forget_settled(self._settled, was_last=self._was_last)
         free = self._stand == "waits" or (self._stand == "ended" and self._was_last)
         if self._was_still and free:
@@ -500,7 +508,7 @@ class RollCall:
         return [*found, *self._lead(now)]
 
     def _released(self, *, met: bool) -> list[Instruction]:
-        last, self._stand = self._stand == "ended", "trains"
+        last, self._stand, self._is_late = self._stand == "ended", "trains", False
         return [Release(last, met)]
 
     def _cancelled(self, cancel: RingCancel, now: float) -> list[Instruction]:
@@ -529,7 +537,8 @@ class RollCall:
             self._wishes.forget_due()
         self._missed = max(self._missed, number)
         skip: list[Instruction] = [Skip(number, reason, is_refused)]
-        if self._failures > _IN_VAIN and self._stand != "trains":
+        most = _AT_ONCE if self._is_late else _IN_VAIN
+        if self._failures > most and self._stand != "trains":
             left = self._to_neighbours(self._goodbye())
             return [*skip, *left, *self._end("no round has come about, again and again")]
         return [*skip, *self._end("nobody else is left")] if len(self.alive) == 1 else skip
@@ -538,8 +547,9 @@ class RollCall:
         if self._state == "over":
             return []
         self._state = "over"
-        released = self._released(met=False) if self._stand != "trains" else []
-        return [Over(reason, is_mismatch), *released]
+        has_it = self.makes_again and (self._stand == "waits" or self._was_last)
+        released = self._released(met=has_it) if self._stand != "trains" else []
+        return [*released, Over(reason, is_mismatch)]
 
     # ---- who is there ----
 
