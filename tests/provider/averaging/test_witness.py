@@ -620,6 +620,10 @@ def test_words_about_others_are_taken_from_one_side_only():
             assert to == (source + step) % 4
             with pytest.raises(Exception, match="wrong side"):
                 ring.places[to].heard(f"node_{(to + step) % 4}", parcel)
+        if isinstance(parcel.message, RingWitness):  # it would go around for ever
+            about_none = Parcel(structs.replace(parcel.message, of=99))
+            with pytest.raises(WireError, match="not there"):
+                ring.places[to].heard(f"node_{source}", about_none)
         ring.places[to].heard(f"node_{source}", parcel)
     assert set(heard) == {"RingPledge", "RingTerms", "RingWitness", "RingClear"}
     assert [len(applied) for applied in ring.applied] == [1] * 4

@@ -162,6 +162,8 @@ class Testimony:
             words.by == self._me or words.by not in start.members
         ):
             raise WireError(f"a {type(words).__name__} in the name of another member")
+        if isinstance(words, RingWitness) and words.of not in start.members:
+            raise WireError("a RingWitness about a member that is not there")
         match words:
             case RingPledge():
                 self._pledged(words)
