@@ -192,9 +192,15 @@ def test_optimizer_state_is_averaged_if_asked_for(tmp_path, update):
                     found |= runtime.user.ask(lambda s=share, n=name: s._moments([n]))
             moments.append(found)
     hidden = 4 if update is MUON else 0  # the last of the five matrices is the head
-    assert len(moments[0]) == 2 * len(list(model.parameters())) - hidden
-    assert_same_bytes(moments)
-    assert all((value >= 0).all() for name, value in moments[0].items() if "sq" in name)
+    assert len(moments[0]) == len(list(model.parameters())) - hidden
+    kept = 0.999 ** len(data[0])
+    for name, value in moments[0].items():
+        assert name.endswith("/exp_avg_sq")
+        least, most = torch.minimum(value, moments[1][name]), torch.maximum(value, moments[1][name])
+        assert (least >= 0).all()
+        # The mean, or what updates without gradients would have left of the own one.
+        assert (most > 0).any()
+        assert (least >= (most / kept / 2) * 0.999).all()
 
 
 def test_once_per_epoch_is_the_default_and_clusters_do_not_multiply_it(tmp_path):
@@ -396,7 +402,6 @@ def test_moments_keep_what_they_have_learnt_while_their_mean_was_made():
     weights["w"].grad = torch.tensor([1.0, 1.0])
     optimizer.step()
     state = optimizer.state[weights["w"]]
-    state["exp_avg"].copy_(torch.tensor([0.5, -0.5]))
     state["exp_avg_sq"].copy_(torch.tensor([0.25, 0.01]))
 
     class Stage:
@@ -409,13 +414,12 @@ def test_moments_keep_what_they_have_learnt_while_their_mean_was_made():
     share.add_ring(0, [layout])
     moments = Layout.of(share._moments(["w"]))
     nothing = torch.empty(0, dtype=torch.float64)
-    change = torch.tensor([-0.75, 0.25, 0.5, -0.02])  # of exp_avg, then of exp_avg_sq
+    change = torch.tensor([0.5, -0.02])
     unchanged = (layout, Vectors(torch.zeros(2), nothing))
     outcome = ((moments, Vectors(change, nothing)),)
     rest = (layout.rest_of(unchanged[1]),)
     share.averaged(Outcome(0, (0,), (unchanged,), rest, outcome, False, 0.0, 10**6))
     share.apply()
-    assert state["exp_avg"].tolist() == [-0.25, -0.25]
     assert state["exp_avg_sq"].tolist() == [
         0.75,
         0.0,

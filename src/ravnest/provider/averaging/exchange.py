@@ -119,8 +119,6 @@ class Exchange:
         whole = in_full(weights)
         self._shares = shares_by_track(tracks, whole if shares is None else shares, whole)
         self._share = [shares[place] for shares in self._shares]
-        self.share = whole[place]
-        """Of this member in means of values."""
         self.witness = witness
         self._still = still
         self._courses = []

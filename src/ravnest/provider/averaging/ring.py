@@ -592,7 +592,6 @@ class RingPlace:
                 start.still,
                 facts.samples,
                 facts.updates,
-                current.exchange.share,
             )
         )
         self._do(self._roll.completed(self._clock()))

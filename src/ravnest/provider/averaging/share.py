@@ -6,7 +6,7 @@ values when one is called, and applies what comes of it when nobody uses the wei
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import nn
@@ -24,7 +24,7 @@ class Facts:
     samples: float
     updates: int
     moments: tuple[Layout, ...]
-    """Of the optimizer's state, if that is averaged; one for each fragment."""
+    """Of what the optimizer divides by, if that is averaged; one for each fragment."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,12 +50,17 @@ class Outcome:
     """The values themselves; otherwise what is applied is a difference."""
     samples: float
     updates: int
-    share: float = 0.0
-    """Of this member in means."""
 
 
-_SQUARES = frozenset({"exp_avg_sq", "max_exp_avg_sq", "square_avg", "sum", "exp_inf"})
-"""Parts of an optimizer's state that are never negative, as torch's own optimizers call them."""
+_DIVISORS = frozenset({"exp_avg_sq", "max_exp_avg_sq", "square_avg", "sum", "exp_inf"}) | {
+    "row_var",
+    "col_var",
+    "variance",
+}
+"""Parts of an optimizer's state that its steps are divided by, as torch's own optimizers call them:
+squares of gradients, and the like. They alone are averaged. What steps are made of (momentum, the
+lengths of earlier steps) stays with its member, so that others make no step longer by it; and the
+mean of steps is the same, since momentum is linear."""
 
 
 class Ears(Protocol):
@@ -234,7 +239,7 @@ class Share:
         return Snapshot(tuple(vectors), tuple(moments))
 
     def _moments(self, names: Sequence[str]) -> dict[str, torch.Tensor]:
-        """The optimizer's state, but for its counters."""
+        """What the optimizer divides its steps by."""
         optimizer = self._optimizer()
         found: dict[str, torch.Tensor] = {}
         if optimizer is None:
@@ -243,26 +248,25 @@ class Share:
             parameter = self._parameters[name]
             state = optimizer.state.get(parameter, {})
             for kind in sorted(state, key=str):
-                if _is_moment(kind, state[kind], parameter):
-                    found[f"{name}/{kind}"] = state[kind]
+                value = state[kind]
+                is_values = isinstance(value, torch.Tensor) and value.is_floating_point()
+                if kind in _DIVISORS and is_values:
+                    found[f"{name}/{kind}"] = value
         return found
 
     def _kept(self, outcome: Outcome) -> dict[str, float]:
-        """By parameter: of squares, so much at least is left by a round. Steps are divided by their
-        root: what others say takes away no more of them than updates without gradients would have,
-        or it could make steps as long as it likes. Where all are to have the same bytes it is this
-        member's share of its own squares, which a mean of squares never falls below."""
-        if outcome.still:
-            return dict.fromkeys(self._parameters, outcome.share)
+        """By parameter: of what steps are divided by, so much at least is left by a round, also
+        where all stand still. What others say takes away no more of it than updates without
+        gradients would have, or it could make steps as long as it likes."""
         optimizer = self._optimizer()
         assert optimizer is not None
         passed = outcome.updates - self._rings[outcome.ring].updates
         kept = {
-            id(parameter): group["betas"][1] if "betas" in group else group.get("alpha", 1.0)
+            id(parameter): _decay(group) ** passed
             for group in optimizer.param_groups
             for parameter in group["params"]
         }
-        return {name: kept.get(id(p), 1.0) ** passed for name, p in self._parameters.items()}
+        return {name: kept.get(id(p), 1.0) for name, p in self._parameters.items()}
 
     # ---- what comes of rounds ----
 
@@ -296,11 +300,7 @@ class Share:
                 present = self._moments(ring.layouts[number].names)
                 state = {name: present[name] for name in layout.names if name in present}
                 kept = self._kept(outcome)
-                least = {
-                    name: value * kept[name.removesuffix(f"/{kind}")]
-                    for name, value in state.items()
-                    if (kind := name.rpartition("/")[2]) in _SQUARES
-                }
+                least = {name: v * kept[name.rpartition("/")[0]] for name, v in state.items()}
                 if Layout.of(state) == layout and outcome.still:
                     layout.write(vectors, state)
                 elif Layout.of(state) == layout:
@@ -341,8 +341,9 @@ class Share:
             self._waiting.discard(ring)
 
 
-def _is_moment(kind: object, value: object, parameter: nn.Parameter) -> bool:
-    """Whether this part of an optimizer's state is about values, and not a counter."""
-    if not isinstance(value, torch.Tensor) or not value.is_floating_point() or kind == "step":
-        return False
-    return value.dim() > 0 or parameter.dim() == 0
+def _decay(group: Mapping[str, Any]) -> float:
+    """What an update without a gradient leaves of squares, where that is known."""
+    if "betas" in group:
+        return float(group["betas"][1])
+    # Centred ones have the square of a mean taken off them, which is this member's own.
+    return 1.0 if group.get("centered") else float(group.get("alpha", 1.0))
