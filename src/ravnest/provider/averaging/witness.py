@@ -83,6 +83,8 @@ class Watch:
         )
         """How far rounds have moved what all had in common, or may have, by chunk, the last one
         first: one that counts here may have failed elsewhere, and the other way round."""
+        self.may_have_counted: set[str] = set()
+        """Vectors whose last round has come to nothing here."""
         self.in_vain = 0
         """Rounds in a row that have come to nothing."""
         self._moved: dict[str, float] = {}
@@ -144,8 +146,7 @@ class Watch:
         if again:
             return now
         farthest = self._farthest[track.name] if ever else 0.0
-        # Where members do not count from the same, it is not known well how far this one has moved.
-        return max(now if _count_alike(track) else 0.0, self.trained_by(track.name), farthest)
+        return max(now, self.trained_by(track.name), farthest)
 
     def doubt(self, name: str, chunk: int, chunks: int) -> float:
         """How far apart the places can be from which two members count their changes: as far as
@@ -320,6 +321,7 @@ class Witness:
                 ]
             else:
                 self._watch.velocities.pop(track.name, None)
+            self._watch.may_have_counted.discard(track.name)
             self._shifted(vector, self._shifts[vector])
 
     def _whole(self, vector: int) -> list[float]:
@@ -341,6 +343,7 @@ class Witness:
             ]
             self._watch.velocities.pop(track.name, None)
             self._shifted(vector, means)
+            self._watch.may_have_counted.add(track.name)
 
     def _shifted(self, vector: int, lengths: list[float]) -> None:
         track = self._tracks[vector]
@@ -351,8 +354,13 @@ class Witness:
                 sum(share * pledge.chunks[vector][chunk] for share, pledge in said)
                 for chunk in range(len(track.lengths))
             ]
-        if track.is_parameters:
-            self._watch.shifts[track.name].appendleft(lengths)
+        if not track.is_parameters:
+            return
+        shifts = self._watch.shifts[track.name]
+        if track.name in self._watch.may_have_counted and len(shifts[0]) == len(lengths):
+            # Each such round goes all the way from what members had in common before the first.
+            lengths = [max(both) for both in zip(lengths, shifts.popleft(), strict=True)]
+        shifts.appendleft(lengths)
 
 
 def _place(vector: int, item: Mean) -> tuple[int, int, int]:
