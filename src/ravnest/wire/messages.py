@@ -320,6 +320,8 @@ class RingPledge(_Typed, frozen=True, kw_only=True):
     key: Annotated[bytes, Meta(max_length=16)]
     """For MACs of what the member before this one is given to hand on: for the member before that
     one, which hands the pledge on without it."""
+    lock: Annotated[bytes, Meta(max_length=32)]
+    """Digest of that key, by which all tell that they have heard of the same one."""
 
 
 class RingTerms(_Typed, frozen=True, kw_only=True):

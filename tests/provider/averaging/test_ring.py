@@ -121,7 +121,14 @@ def test_clusters_with_different_settings_find_out_at_once(fragments):
 
 def pledge():
     """Of the first member: it has not moved its weights, and the other vectors are empty."""
-    words = {"usual": (0.0,) * 4, "sizes": (1.0,) * 4, "rows": 1.0, "codec": "", "key": b""}
+    words = {
+        "usual": (0.0,) * 4,
+        "sizes": (1.0,) * 4,
+        "rows": 1.0,
+        "codec": "",
+        "key": b"",
+        "lock": b"",
+    }
     chunks = ((0.0, 0.0), (), (), ())
     return Parcel(RingPledge(ring=0, round=1, by=0, chunks=chunks, has_ended=False, **words))
 

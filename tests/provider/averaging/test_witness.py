@@ -1,6 +1,7 @@
 """Members that lie in a round: the others do not take it over, and say who it was."""
 
 import dataclasses
+import hashlib
 import itertools
 import logging
 import math
@@ -556,8 +557,18 @@ def test_weights_that_were_changed_on_their_way_are_noticed(caplog):
     assert all(place.last is None or place.last.members < 4 for place in ring.places)
 
 
+PLEDGES_CHANGED = {
+    "what is usual": lambda words: {"usual": tuple(1e9 for _ in words.usual)},
+    "the key": lambda words: {
+        "key": b"x" * len(words.key),
+        "lock": hashlib.blake2b(b"x" * 16, digest_size=32).digest(),
+    },
+}
+
+
+@pytest.mark.parametrize("how", PLEDGES_CHANGED)
 @pytest.mark.parametrize("members", [3, 4, 5])
-def test_a_pledge_that_was_changed_on_its_way_is_noticed_and_blames_nobody(members, caplog):
+def test_a_pledge_that_was_changed_on_its_way_is_noticed_and_blames_nobody(members, how, caplog):
     """Members that have heard different pledges compute different shares: each would take the other
     for a liar."""
     caplog.set_level(logging.WARNING)
@@ -565,7 +576,7 @@ def test_a_pledge_that_was_changed_on_its_way_is_noticed_and_blames_nobody(membe
 
     def says(message):
         if isinstance(message, RingPledge) and message.by == 0:
-            return structs.replace(message, usual=tuple(1e9 for _ in message.usual))
+            return structs.replace(message, **PLEDGES_CHANGED[how](message))
         return None
 
     ring.says = says
@@ -573,7 +584,31 @@ def test_a_pledge_that_was_changed_on_its_way_is_noticed_and_blames_nobody(membe
     ring.round()
     assert not any(ring.applied[k] for k in ring.honest() if ring.places[k].last is None)
     assert "told different weights" in caplog.text
-    assert not re.search(r"pledged", caplog.text)
+    assert not re.search(r"pledged|handed on another mean", caplog.text)
+
+
+@pytest.mark.parametrize("members", [3, 4, 5])
+@pytest.mark.parametrize("lie", ["testimony", "rows", "a mean"])
+def test_nobody_is_accused_outside_the_ring_by_what_a_third_member_says(members, lie):
+    """Of which server and owner heard as if it had been seen."""
+    ring = Ring(members, liar=1, most_rows=1000)
+    accused = []
+    for k, place in enumerate(ring.places):
+        told = dataclasses.replace(place._around, caught=lambda c, k=k: accused.append((k, c)))
+        place._around = told
+    if lie == "testimony":
+        ring.says = lambda message: (
+            structs.replace(message, means=5) if isinstance(message, RingWitness) else None
+        )
+    elif lie == "rows":
+        weights = (100.0, 100.0, 9e9, 100.0, 100.0)[:members]
+        ring.says = weights_said(weights)
+    else:
+        ring.sends = means_made(OVERWRITES["zeros"])
+    ring.learn()
+    ring.round()
+    assert {who for _, who in accused if who != 1} == set()
+    assert bool(accused) == (lie == "a mean")
 
 
 def test_a_pledge_that_is_none_ends_the_link_and_not_the_run():
@@ -595,6 +630,8 @@ def test_a_pledge_that_is_none_ends_the_link_and_not_the_run():
                 structs.replace(words, by=7),
             ]
             wrong.append(structs.replace(words, key=b"short"))
+            if words.key:
+                wrong.append(structs.replace(words, key=bytes(16)))
             wrong.append(structs.replace(words, key=b"k" * 16 if not words.key else b""))
             for each in wrong:
                 with pytest.raises(WireError, match=r"[pP]ledge"):

@@ -59,7 +59,7 @@ class Surroundings:
     note: Callable[[Round], None] | None = None
     """A round has ended; for those who look on."""
     caught: Callable[[int], None] | None = None
-    """A member of this cluster has done what it may not; for them, too."""
+    """A member of this cluster has sent what it may not; for them, too."""
 
 
 @dataclass(frozen=True)
@@ -193,11 +193,15 @@ class RingPlace:
         self._leaves = True
         self._do(self._roll.leave(self._clock()))
 
-    def lost(self, node: str, reason: str, *, is_caught: bool = False) -> None:
+    def lost(
+        self, node: str, reason: str, *, is_caught: bool = False, is_measured: bool = False
+    ) -> None:
+        """`is_measured`: this member has seen it on what came from there. Words that went through
+        others are enough to go on without a member, and not to accuse its cluster outside."""
         place = self._places.get(node)
         if place is not None and place in self._roll.alive and not self._roll.is_over:
             logger.warning("ring %d goes on without %s: %s", self.id, node, reason)
-            if is_caught and self._around.caught is not None:
+            if is_measured and self._around.caught is not None:
                 self._around.caught(self._members[place].cluster)
             self._do(self._roll.lost(place, self._clock(), is_caught=is_caught))
 
@@ -264,7 +268,7 @@ class RingPlace:
         if error.is_certain:
             node = self._members[self._testimony.watch.neighbour(-1)].node
             reason = f"in round {self._turn(current.number)} {error}"
-            self.lost(node, reason, is_caught=True)
+            self.lost(node, reason, is_caught=True, is_measured=True)
         else:
             self._do(self._roll.failed(str(error), self._clock(), is_refused=True))
 
@@ -364,6 +368,7 @@ class RingPlace:
             f"it says that it has trained on {start.weights[place]:.6g} rows, and there are "
             f"{self._most_rows} for a cluster in the whole run",
             is_caught=True,
+            is_measured=len(start.members) == 2,
         )
         return False
 

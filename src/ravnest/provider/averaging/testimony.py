@@ -2,7 +2,8 @@
 
     RingPledge    2 ──► 3 ──► 0 ──► 1   how far 2 has moved; up to 0 with the key by which 2, which
                                         is behind 1, hears what 1 was given to hand on
-    RingTerms     2 ──► 3               digest of what all have pledged, as 2 has heard it
+    RingTerms     2 ──► 3               digest of what all have pledged, keys included, as 2 has
+                                        heard it
     RingWitness   2 ◄── 3 ◄── 0         MACs of the means that 0 has given 1 to hand on
     RingClear     2 ──► 3 ──► 0 ──► 1   2 has nothing to say against 1
 
@@ -40,6 +41,8 @@ class Testimony:
         self._witness: Witness | None = None
         self._pledges: dict[int, Pledge] = {}
         self._own_key = self._key_of_next = b""
+        self._locks: dict[int, bytes] = {}
+        """Digests of the members' keys."""
         self._terms: dict[int, bytes] = {}
         """Of this member and the one before it."""
         self._given_means: int | None = None
@@ -50,7 +53,7 @@ class Testimony:
 
     def begin(self, start: Start) -> None:
         self._start, self._witness, self._given_means = start, None, None
-        self._pledges, self._terms = {}, {}
+        self._pledges, self._terms, self._locks = {}, {}, {}
         self._own_key, self._key_of_next = os.urandom(_KEY_BYTES), b""
         self._is_clear, self._others_clear = False, set()
         self.watch.begin(start.members)
@@ -79,7 +82,7 @@ class Testimony:
         """What this member brings is known."""
         assert self._start is not None
         own = self.watch.pledge(tracks, weight, codec=codec, has_ended=has_ended, again=again)
-        self._pledges[self._me] = own
+        self._pledges[self._me], self._locks[self._me] = own, _digest(self._own_key)
         words = RingPledge(
             ring=self._ring,
             round=self._start.round,
@@ -91,6 +94,7 @@ class Testimony:
             has_ended=own.has_ended,
             codec=own.codec,
             key=b"" if self._are_two else self._own_key,
+            lock=self._locks[self._me],
         )
         self._tell(self.watch.neighbour(1), words)
 
@@ -108,7 +112,10 @@ class Testimony:
         at_end = words.by == watch.neighbour(1)  # it has been around
         if len(words.key) != (0 if at_end else _KEY_BYTES):
             raise WireError("a pledge without its key, or with one that has been taken off")
+        if words.key and _digest(words.key) != words.lock:
+            raise WireError("a pledge with a key that is not its own")
         self._pledges.setdefault(words.by, pledge)
+        self._locks.setdefault(words.by, words.lock)
         if at_end:
             return
         if words.by == watch.neighbour(2):
@@ -131,9 +138,8 @@ class Testimony:
         keys = self._own_key, self._key_of_next
         self._witness = Witness(self.watch, tracks, shares, self.pledges, keys)
         if not self._are_two:
-            said = [(by, self._pledges[by].said) for by in sorted(self._pledges)]
-            agreed = repr((self._start, said)).encode()
-            terms = hashlib.blake2b(agreed, digest_size=32).digest()
+            said = [(by, self._pledges[by].said, self._locks[by]) for by in sorted(self._pledges)]
+            terms = _digest(repr((self._start, said)).encode())
             self._terms[self._me] = terms
             words = RingTerms(ring=self._ring, round=self._start.round, terms=terms)
             self._tell(self.watch.neighbour(1), words)
@@ -206,3 +212,7 @@ class Testimony:
             self._tell(self.watch.neighbour(1), clear)
         everybody = len(self._others_clear) + 1 == len(self._start.members)
         return "" if everybody else None
+
+
+def _digest(content: bytes) -> bytes:
+    return hashlib.blake2b(content, digest_size=32).digest()
