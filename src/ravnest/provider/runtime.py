@@ -143,15 +143,19 @@ class ProviderRuntime:
             on_compute_thread=lambda work: self._inbox.put(Asked(work)),
             averaged=runner.averaged,
             fail=self._fail,
-            tell_cluster=self._tell_of_cluster,
+            tell_cluster=lambda cluster: self._tell_along(messages.ClusterLeft(cluster=cluster)),
+            tell_round=lambda ring: self._tell_along(messages.RingWentOn(ring=ring)),
             compression=rings.compression,
             telemetry=self._telemetry,
         )
 
-    def _tell_of_cluster(self, cluster: int, source: Link | None = None) -> None:
+    def _tell_along(
+        self, words: messages.ClusterLeft | messages.RingWentOn, source: Link | None = None
+    ) -> None:
+        """To the neighbours in the pipeline, but for the one that has said so."""
         for link in self._links.values():
             if link is not source:
-                link.send(Parcel(messages.ClusterLeft(cluster=cluster)))
+                link.send(Parcel(words))
 
     async def _connect(self) -> None:
         place = self.place
@@ -275,12 +279,17 @@ class ProviderRuntime:
             case Arrived(link, Parcel(messages.Failed() as failed)):
                 link.consumed()
                 self._fail_with(failed, link)
-            case Arrived(link, Parcel(messages.ClusterLeft(cluster=cluster))):
+            case Arrived(link, Parcel(messages.ClusterLeft() as words)):
                 link.consumed()
                 if self._averager is not None:
-                    self._averager.cluster_left(cluster)
+                    self._averager.cluster_left(words.cluster)
                 else:
-                    self._tell_of_cluster(cluster, link)
+                    self._tell_along(words, link)
+            case Arrived(link, Parcel(messages.RingWentOn() as words)):
+                link.consumed()
+                if self._averager is not None:
+                    self._averager.ring_went_on(words.ring)
+                self._tell_along(words, link)
             case Arrived(link, parcel):
                 runner.arrived(parcel)
                 link.consumed()

@@ -378,6 +378,12 @@ class ClusterLeft(_Typed, frozen=True, kw_only=True):
     cluster: Count
 
 
+class RingWentOn(_Typed, frozen=True, kw_only=True):
+    """Along the pipeline, both ways: a round of this ring has been taken over."""
+
+    ring: Count
+
+
 # ---- at the end ------------------------------------------------------------------------------
 
 
@@ -403,6 +409,7 @@ Message = (
     | Reply
     | RingMessage
     | ClusterLeft
+    | RingWentOn
     | Failed
 )
 

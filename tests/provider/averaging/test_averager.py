@@ -12,7 +12,7 @@ from ravnest.errors import PeerError
 from ravnest.provider.averaging.averager import Averager
 from ravnest.provider.averaging.ring import RoundReport
 from ravnest.provider.averaging.settings import Averaging
-from ravnest.provider.averaging.share import Rules, Share
+from ravnest.provider.averaging.share import Outcome, Rules, Share
 from ravnest.provider.averaging.wishes import MISMATCH
 from ravnest.provider.compression import Compression
 from ravnest.provider.document import RingDocument, RingMember
@@ -71,6 +71,7 @@ def averager(rings=None, tell_cluster=lambda cluster: None, fail=pytest.fail, **
         averaged=lambda outcome: None,
         fail=fail,
         tell_cluster=tell_cluster,
+        tell_round=lambda ring: None,
         compression=Compression(),
     )
 
@@ -192,6 +193,35 @@ def test_a_cluster_that_is_out_of_one_ring_leaves_all(clusters, how):
     neighbour = some._links["node_11"]
     goodbyes = [parcel.message for parcel in neighbour.sent]
     assert RingGone(ring=1, member=0, by=0, after=0) in goodbyes
+
+
+@pytest.mark.parametrize("fragments", [1, 4])
+@pytest.mark.parametrize("here", [True, False])
+@pytest.mark.parametrize(
+    ("vain", "rounds", "is_out"), [(8, 8, True), (100, 7, False), (7, 100, False), (0, 0, False)]
+)
+def test_a_cluster_of_which_one_ring_goes_on_without_another_leaves_all(
+    vain, rounds, is_out, here, fragments
+):
+    """A member that cancelled each round of one ring made a model of stages that were averaged and
+    stages that were not. A ring that waits long for one member is none such, nor a short trouble in
+    which rounds fail one after the other."""
+    told = []
+    some = averager(two_rings(3), told.append, fragments=fragments)
+    some._each(some._connect)
+    other = 1 if here else 7  # which no provider but another one of this cluster has
+    for _ in range(vain):
+        some._skipped(0, False)
+    for _ in range(rounds * fragments):
+        some._apply(outcome(other)) if here else some.ring_went_on(other)
+    while not some._inbox.empty():
+        some._take()
+    assert [ring._roll.is_over for ring in some._rings.values()] == [is_out] * 2
+    assert told == [0] * is_out
+
+
+def outcome(ring):
+    return Outcome(ring, (), (), (), (), still=False, samples=0.0, updates=0)
 
 
 def test_deadlines_are_kept_while_there_is_always_something_to_do():

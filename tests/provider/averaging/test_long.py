@@ -60,6 +60,7 @@ class Member:
             averaged=self.share.averaged,
             fail=self.errors.append,
             tell_cluster=lambda cluster: None,
+            tell_round=lambda ring: None,
             compression=Compression(rings=codec),
         )
         self.averager.start()

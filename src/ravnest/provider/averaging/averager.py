@@ -14,7 +14,7 @@ import math
 import queue
 import threading
 import time
-from collections import defaultdict, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Sequence
 
 from ravnest.errors import RavnestError, RunError, WireError
@@ -36,6 +36,8 @@ logger = logging.getLogger("ravnest.averaging")
 _LAST_WORDS_S = 5.0
 _LONGEST_WAIT_S = 3600.0
 """At one go: a limit may be infinite, and no queue waits that long."""
+_BEHIND = 8
+"""So many rounds of a ring may come to nothing while another ring of the cluster makes as many."""
 RingInbox = queue.SimpleQueue[LinkEvent | Callable[[], None]]
 """What links to members bring, and what this provider wants of its rings."""
 
@@ -55,6 +57,7 @@ class Averager:
         averaged: Callable[[Outcome], None],
         fail: Callable[[RavnestError], None],
         tell_cluster: Callable[[int], None],
+        tell_round: Callable[[int], None],
         compression: Compression,
         telemetry: Telemetry | None = None,
     ) -> None:
@@ -63,7 +66,13 @@ class Averager:
         self._reach = reach
         self._on_compute_thread = on_compute_thread
         self._fail = fail
-        self._tell_cluster = tell_cluster
+        self._tell_cluster, self._tell_round = tell_cluster, tell_round
+        self._averaged = averaged
+        self._fragments = settings.fragments
+        self._vain: Counter[int] = Counter()
+        """Rounds of each ring that have come to nothing since its last one."""
+        self._since: defaultdict[int, Counter[int]] = defaultdict(Counter)
+        """Rounds that other rings of this cluster have made since then."""
         self._up: set[str] = set()
         self._clusters_left: set[int] = set()
         self._goes_alone = False
@@ -80,7 +89,7 @@ class Averager:
         around = Surroundings(
             send=self._send,
             take_snapshot=self._take_snapshot,
-            apply=lambda outcome: on_compute_thread(lambda: averaged(outcome)),
+            apply=self._apply,
             skipped=self._skipped,
             released=lambda ring, last: on_compute_thread(lambda: share.released(ring, last=last)),
             # Not at once: the ring that says so is in the middle of something.
@@ -132,6 +141,10 @@ class Averager:
     def cluster_left(self, cluster: int) -> None:
         """Another provider of this cluster has heard so."""
         self._inbox.put(lambda: self._left(cluster))
+
+    def ring_went_on(self, ring: int) -> None:
+        """Another provider of this cluster says so."""
+        self._inbox.put(lambda: self._went_on(ring))
 
     def hurry(self, within_s: float) -> None:
         """The run is to end: members that are not there are waited for no longer than this."""
@@ -240,6 +253,21 @@ class Averager:
             self._tell_cluster(self._cluster)
             self._each(RingPlace.leave)
 
+    def _went_on(self, ring: int) -> None:
+        """A ring of this cluster has made a round beside training. One that does not get there
+        meanwhile, again and again, is as good as over."""
+        self._vain[ring], self._since[ring] = 0, Counter()
+        for other in self._rings.keys() - {ring}:
+            self._since[other][ring] += 1
+            # A ring of few tensors has fewer fragments than another one, and so fewer rounds.
+            periods = self._since[other][ring] // self._fragments
+            if min(periods, self._vain[other]) >= _BEHIND:
+                logger.warning(
+                    "ring %d: %d rounds have come to nothing, while ring %d went on",
+                    *(other, self._vain[other], ring),
+                )
+                self._inbox.put(self._go_alone)
+
     def _leave(self) -> None:
         self._stopping = True
         self._each(RingPlace.leave)
@@ -295,8 +323,16 @@ class Averager:
             self._pacer.sent(_size(parcel), time.monotonic())
             self._link(node).send(parcel)
 
+    def _apply(self, outcome: Outcome) -> None:
+        if not outcome.still:
+            self._went_on(outcome.ring)
+            self._tell_round(outcome.ring)
+        averaged = self._averaged
+        self._on_compute_thread(lambda: averaged(outcome))
+
     def _skipped(self, ring: int, is_refused: bool) -> None:
         """A round has been given up: nobody waits for its chunks."""
+        self._vain[ring] += 1
         self._outbox = deque(
             (node, parcel)
             for node, parcel in self._outbox
