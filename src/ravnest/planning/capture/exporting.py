@@ -12,8 +12,9 @@ import contextlib
 import io
 import itertools
 import random
+import sys
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 from unittest import mock
 
@@ -134,7 +135,7 @@ def _export(
     flat: _FlatModel, model: nn.Module, call: Call, mode: Mode
 ) -> tuple[ExportedProgram, bool]:
     """Batch size left open if the model allows it, else fixed to the example's."""
-    failure: Exception | None = None
+    failures: dict[bool, Exception] = {}
     # Libraries ask whether they are being compiled, and then do other things than they do for their
     # users. Most of these make a capture easier; where they make it fail, it is not told.
     for dimension, told in itertools.product((Dim.AUTO, None), (True, False)):
@@ -149,19 +150,28 @@ def _export(
             if told:  # else the first failure says more
                 raise
         except Exception as error:  # torch.export raises dozens of unrelated types
-            failure = failure or error
-    assert failure is not None
-    raise describe_failure(model, call, failure) from failure
+            failures.setdefault(told, error)
+    raise describe_failure(model, call, failures[True], failures.get(False)) from failures[True]
 
 
 @contextlib.contextmanager
 def _is_told(told: bool) -> Iterator[None]:
+    """Torch's own code is always told the truth."""
     with contextlib.ExitStack() as stack:
         for question in () if told else ("is_compiling", "is_exporting"):
             if hasattr(torch.compiler, question):
-                answer = mock.patch.object(torch.compiler, question, return_value=False)
+                truth = getattr(torch.compiler, question)
+                answer = mock.patch.object(torch.compiler, question, _for_torch_only(truth))
                 stack.enter_context(answer)
         yield
+
+
+def _for_torch_only(question: Callable[[], bool]) -> Callable[[], bool]:
+    def answer() -> bool:
+        asking = str(sys._getframe(1).f_globals.get("__name__"))
+        return asking.partition(".")[0] == "torch" and question()
+
+    return answer
 
 
 @contextlib.contextmanager

@@ -91,8 +91,13 @@ def place_of(stack_trace: str | None) -> str:
     return found
 
 
-def describe_failure(model: nn.Module, call: Call, failure: Exception) -> CaptureError:
-    """Tell an unsuitable example input from an unsuitable model, and say what to do."""
+def describe_failure(
+    model: nn.Module, call: Call, failure: Exception, untold: Exception | None = None
+) -> CaptureError:
+    """Tell an unsuitable example input from an unsuitable model, and say what to do.
+
+    `untold` is how the capture failed where the model was not told that it is being compiled.
+    """
     name = type(model).__name__
     unfit = unfit_inputs(model, call)
     if unfit is not None:
@@ -109,9 +114,11 @@ def describe_failure(model: nn.Module, call: Call, failure: Exception) -> Captur
         advice = "give it a momentum (momentum=0.1 is torch's default)"
     where = f", in module {path!r}" if path else ""
     place = _place(failure) or _data_write(model, call)
-    return CaptureError(
-        f"{name} cannot be cut: {cause or _first_line(failure)}{where}{place}. Remedy: {advice}."
-    )
+    text = f"{name} cannot be cut: {cause or _first_line(failure)}{where}{place}. Remedy: {advice}."
+    told, other = (f"{_first_line(one)}{_place(one)}" for one in (failure, untold or failure))
+    if other != told:
+        text += f" (As it runs for its users, which was tried too: {other}.)"
+    return CaptureError(text)
 
 
 def unfit_inputs(model: nn.Module, call: Call) -> CaptureError | None:
