@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch.utils import deterministic
 
-from ravnest.errors import PackageError
+from ravnest.errors import InputError, PackageError
 from ravnest.stage.guarded import _GUARDS, guarded
 
 aten = torch.ops.aten
@@ -198,8 +198,17 @@ def test_behind_an_operator_a_gradient_of_rows_is_dense(operator):
     assert made.grad.layout is torch.strided
 
 
+@pytest.mark.parametrize("values", [ones(1), ones(1, dtype=torch.bool)])
+def test_an_assertion_about_values_is_judged_where_it_stands(values):
+    """On a GPU, torch's own would end the process some time later."""
+    call = guarded(named("_assert_async.default"))
+    call(values)
+    with pytest.raises(InputError, match="another way"):
+        call(torch.zeros_like(values))
+
+
 def test_every_guard_is_shown_to_matter():
     shown = {operator._schema.name for operator in (*REFUSED, *BY_ROWS)}
-    shown |= {named(name)._schema.name for name in (*EMPTY, *ARITHMETIC)}
+    shown |= {named(name)._schema.name for name in (*EMPTY, *ARITHMETIC, "_assert_async.default")}
     names = {f"aten::{name}" for name in _GUARDS if not name.endswith("_")}
     assert shown == names  # those that end so are the same, in place

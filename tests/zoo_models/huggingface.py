@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from torch import nn
 from torchvision_shim import import_torchvision
 
@@ -73,6 +74,60 @@ SPEECH = _BLOCKS | {
     "layerdrop": 0.0,
     "apply_spec_augment": False,
 }
+DETECTOR = {
+    "d_model": 16,
+    "encoder_layers": 1,
+    "decoder_layers": 1,
+    "encoder_attention_heads": 2,
+    "decoder_attention_heads": 2,
+    "encoder_ffn_dim": 32,
+    "decoder_ffn_dim": 32,
+    "num_queries": 5,
+    "num_labels": 4,
+    "use_timm_backbone": False,
+    "use_pretrained_backbone": False,
+    "backbone": None,
+}
+BACKBONE = {
+    "embedding_size": 8,
+    "hidden_sizes": [8, 16],
+    "depths": [1, 1],
+    "out_features": ["stage2"],
+}
+INFORMER = {
+    "prediction_length": 4,
+    "context_length": 8,
+    "num_time_features": 1,
+    "lags_sequence": [1, 2],
+    "d_model": 16,
+    "encoder_layers": 2,
+    "decoder_layers": 1,
+    "encoder_attention_heads": 2,
+    "decoder_attention_heads": 2,
+    "encoder_ffn_dim": 32,
+    "decoder_ffn_dim": 32,
+    "encoder_layerdrop": 0.0,
+    "decoder_layerdrop": 0.0,
+    "use_cache": False,
+}
+SERIES = inputs(
+    past_values=floats(10),
+    past_time_features=floats(10, 1),
+    past_observed_mask=lambda batch: torch.ones(batch, 10),
+    future_values=floats(4),
+    future_time_features=floats(4, 1),
+)
+
+
+def configuration(name: str, **options: Any) -> Callable[[], Any]:
+    """Of a part of a model, made when the model is."""
+
+    def build() -> Any:
+        import transformers
+
+        return getattr(transformers, name)(**options)
+
+    return build
 
 
 def model(name: str, config: str, **options: Any) -> Callable[[], nn.Module]:
@@ -82,7 +137,8 @@ def model(name: str, config: str, **options: Any) -> Callable[[], nn.Module]:
         import_torchvision()
         import transformers
 
-        built: nn.Module = getattr(transformers, name)(getattr(transformers, config)(**options))
+        given = {key: made() if callable(made) else made for key, made in options.items()}
+        built: nn.Module = getattr(transformers, name)(getattr(transformers, config)(**given))
         return built.train()
 
     return build

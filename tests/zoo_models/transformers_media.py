@@ -71,6 +71,19 @@ _IMAGES: tuple[ZooEntry, ...] = (
     ),
 )
 
+_DETECTION: tuple[ZooEntry, ...] = (
+    hf.entry(
+        "detr",
+        hf.model(
+            "DetrForObjectDetection",
+            "DetrConfig",
+            **hf.DETECTOR,
+            backbone_config=hf.configuration("ResNetConfig", **hf.BACKBONE),
+        ),
+        _PIXELS,
+    ),
+)
+
 _SPEECH: tuple[ZooEntry, ...] = (
     hf.entry(
         "wav2vec2",
@@ -93,6 +106,25 @@ _SPEECH: tuple[ZooEntry, ...] = (
         hf.model("WhisperForConditionalGeneration", "WhisperConfig", **hf.WHISPER),
         hf.SPECTROGRAM,
     ),
+    hf.entry(
+        "encodec",
+        hf.model(
+            "EncodecModel",
+            "EncodecConfig",
+            num_filters=2,
+            hidden_size=8,
+            codebook_size=8,
+            upsampling_ratios=[4, 2],
+            target_bandwidths=[36.0],
+            num_lstm_layers=1,
+        ),
+        inputs(input_values=floats(1, 64)),
+    ),
+    hf.entry(
+        "informer",
+        hf.model("InformerForPrediction", "InformerConfig", **hf.INFORMER),
+        hf.SERIES,
+    ),
 )
 
-ENTRIES = _IMAGES + _SPEECH
+ENTRIES = _IMAGES + _DETECTION + _SPEECH

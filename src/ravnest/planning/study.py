@@ -160,6 +160,7 @@ def study(
     call = bind_call(model, example_args, example_kwargs or {})
     _check_types(model, call)
     train, evaluation = _programs(model, call, warnings)
+    _refuse_changed_sizes(train, evaluation)
     warnings.extend(_about_rows(train, evaluation))
     if (about_rows := call.about_rows()) is not None:
         warnings.append(about_rows)
@@ -168,6 +169,11 @@ def study(
         warnings.append(
             f"{name} changes {', '.join(changed[:5])} while it runs; its stages keep the value "
             "that was there when the model was captured"
+        )
+    if assumed := list(dict.fromkeys((*train.assumed, *evaluation.assumed))):
+        warnings.append(
+            f"{name} looks for values that are out of order ({', '.join(assumed[:3])}"
+            f"{' …' if len(assumed) > 3 else ''}); its stages end with an error where it finds any"
         )
     if frozen := frozen_modules(model):
         named = ", ".join(path for path in list(frozen)[:3]) + (" …" if len(frozen) > 3 else "")
@@ -237,6 +243,16 @@ def _about_rows(train: Program, evaluation: Program) -> Iterator[str]:
     elif most is not None or least > 1:
         limits = f"at least {least}" if most is None else f"{least} to {most}"
         yield f"this model treats other batch sizes otherwise: every batch must have {limits} rows"
+
+
+def _refuse_changed_sizes(train: Program, evaluation: Program) -> None:
+    read = train.read_early | evaluation.read_early
+    for name in sorted(read & (train.written | evaluation.written)):
+        raise CaptureError(
+            f"the model decides by the value of its buffer {name!r} (an `if`, a loop or a size), "
+            "and changes it while it runs: a graph holds one decision for ever. Use torch.where "
+            "or masks instead."
+        )
 
 
 def _programs(model: nn.Module, call: Call, warnings: list[str]) -> tuple[Program, Program]:

@@ -24,7 +24,7 @@ import torch
 from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import is_fake
 
-from ravnest.errors import PackageError
+from ravnest.errors import InputError, PackageError
 
 _aten = torch.ops.aten
 
@@ -403,6 +403,19 @@ def _multi_margin_loss(operator: OpOverload) -> Function:
     return multi_margin_loss
 
 
+def _asserted(operator: OpOverload) -> Function:
+    """Raised where it is asked: a device that finds out later takes the whole process down."""
+
+    def asserted(self: torch.Tensor) -> None:
+        if _has_values(self) and not bool(self.all()):
+            raise InputError(
+                "a batch leads to values for which the model has another way than the one it was "
+                "planned on (infinite or NaN, or such as it refuses)"
+            )
+
+    return asserted
+
+
 _EMPTIES = ("empty", "empty_like", "empty_permuted", "empty_strided", "new_empty")
 _GUARDS: dict[str, Callable[[OpOverload], Function]] = {
     **dict.fromkeys((*_EMPTIES, "new_empty_strided"), _zeroed),
@@ -432,5 +445,6 @@ _GUARDS: dict[str, Callable[[OpOverload], Function]] = {
     "batch_norm": _batch_norm,
     "binary_cross_entropy": _binary_cross_entropy,
     "multi_margin_loss": _multi_margin_loss,
+    "_assert_async": _asserted,
 }
 """By the operator's name, without its overload."""

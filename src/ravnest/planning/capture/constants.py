@@ -2,7 +2,8 @@
 
 Libraries make a mask of ones where they were given none, and ask later whether it hides anything.
 A capture has no values to answer with, but these follow from the shapes alone: so they are computed
-for real, for several numbers of rows, and where all of these agree, that is the answer.
+for real, for several numbers of rows, and where all of these agree, that is the answer. So are
+sizes that a model computes from integers in its buffers, as long as no mode writes to those.
 """
 
 import math
@@ -11,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import _disable_current_modes
 
@@ -25,6 +27,9 @@ _DRAWS = (
     "poisson",
     "empty",
     "exponential",
+    "uniform",
+    "geometric",
+    "cauchy",
 )
 QUESTIONS = {
     torch.Tensor.__bool__,
@@ -32,6 +37,8 @@ QUESTIONS = {
     torch.Tensor.__float__,
     torch.Tensor.item,
     torch.Tensor.tolist,
+    torch.Tensor.__index__,
+    torch.Tensor.__format__,
 }
 
 
@@ -40,11 +47,15 @@ class _Made:
     """A call, and how often each tensor had been written to before it."""
 
     result: torch.Tensor
+    """What it returned, or what it wrote to."""
     func: Callable[..., Any]
     args: tuple[Any, ...]
     kwargs: Mapping[str, Any]
-    version: int
     versions: Mapping[int, int]
+
+    @property
+    def is_write(self) -> bool:
+        return id(self.result) in self.versions
 
 
 class _UnknownError(Exception):
@@ -52,51 +63,103 @@ class _UnknownError(Exception):
 
 
 class Constants:
-    """How tensors were made, while a model is captured."""
+    """How tensors were made, while a model is captured.
 
-    def __init__(self) -> None:
-        self._made: dict[int, _Made] = {}
+    `held` are integers that the model keeps, in buffers, and their values: sizes are computed from
+    them. `read` are the names of those that an answer was computed from.
+    """
+
+    def __init__(self, held: Mapping[str, tuple[torch.Tensor, torch.Tensor]]) -> None:
+        self._made: dict[tuple[int, int], _Made] = {}
+        """By the tensor and how often it has been written to."""
+        self._held = {(id(t), t._version): (name, value) for name, (t, value) in held.items()}
+        self.read: set[str] = set()
+
+    def versions(self, args: tuple[Any, ...], kwargs: Any) -> dict[int, int]:
+        leaves = pytree.tree_leaves((args, kwargs))
+        return {id(leaf): leaf._version for leaf in leaves if isinstance(leaf, torch.Tensor)}
 
     def note(
-        self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: Any, result: Any
+        self,
+        func: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: Any,
+        result: Any,
+        versions: Mapping[int, int],
     ) -> None:
-        if isinstance(result, torch.Tensor):
-            leaves = [x for x in pytree.tree_leaves((args, kwargs)) if isinstance(x, torch.Tensor)]
-            if not any(result is leaf for leaf in leaves):  # else it is written to, or handed on
-                versions = {id(leaf): leaf._version for leaf in leaves}
-                version = result._version
-                self._made[id(result)] = _Made(result, func, args, kwargs, version, versions)
+        """A call that has been made; `versions` are those from before it."""
+        changed = [
+            leaf
+            for leaf in pytree.tree_leaves((args, kwargs))
+            if isinstance(leaf, torch.Tensor) and leaf._version != versions[id(leaf)]
+        ]
+        if isinstance(result, torch.Tensor) and id(result) not in versions:
+            changed.append(result)
+        for tensor in changed:
+            made = _Made(tensor, func, args, kwargs, versions)
+            self._made[id(tensor), tensor._version] = made
 
-    def answer(self, tensor: torch.Tensor, question: Callable[..., Any]) -> Any:
+    def made_by(self, tensor: Any) -> tuple[str, tuple[Any, ...]]:
+        """The name of the function that this is the result of, and its arguments."""
+        key = (id(tensor), tensor._version) if isinstance(tensor, torch.Tensor) else (0, 0)
+        made = self._made.get(key)
+        return ("", ()) if made is None else (getattr(made.func, "__name__", ""), made.args)
+
+    def answer(self, question: Callable[..., Any], tensor: torch.Tensor, *more: Any) -> Any:
         """What the question about this tensor comes to; None if that is not known."""
+        before = set(self.read)
         try:
             with _disable_current_modes(), torch._C.DisableTorchFunction(), torch.no_grad():
                 asked = tensor._version
-                answers = [question(self._real(tensor, asked, rows, {})) for rows in _ROWS]
+                answers = [question(self._real(tensor, asked, rows, {}), *more) for rows in _ROWS]
         except Exception:  # whatever this tensor needs is not there, or not in such a number
-            return None
-        return answers[0] if all(answer == answers[0] for answer in answers) else None
+            answers = []
+        if answers and all(answer == answers[0] for answer in answers):
+            return answers[0]
+        self.read = before
+        return None
 
     def _real(
-        self, tensor: torch.Tensor, version: int, rows: int, done: dict[int, Any]
+        self, tensor: torch.Tensor, version: int, rows: int, done: dict[tuple[int, int], Any]
     ) -> torch.Tensor:
-        if id(tensor) not in done:
-            made = self._made.get(id(tensor))
-            name = "" if made is None else getattr(made.func, "__name__", "")
-            if made is None or made.version != version or any(draw in name for draw in _DRAWS):
-                raise _UnknownError
-
-            def given(leaf: Any) -> Any:
-                if isinstance(leaf, torch.Tensor):
-                    return self._real(leaf, made.versions[id(leaf)], rows, done)
-                if isinstance(leaf, torch.SymInt):
-                    expression = leaf.node.expr
-                    return int(expression.subs(dict.fromkeys(expression.free_symbols, rows)))
-                return leaf
-
-            if math.prod(map(given, made.result.shape)) > _MOST_ELEMENTS:
-                raise _UnknownError
-            args, kwargs = pytree.tree_map(given, (made.args, made.kwargs))
-            done[id(tensor)] = made.func(*args, **kwargs)
-        found: torch.Tensor = done[id(tensor)]
+        key = (id(tensor), version)
+        if key not in done:
+            done[key] = (
+                self._held_value(key)
+                if key in self._held
+                else self._made_again(self._made.get(key), rows, done)
+            )
+        found: torch.Tensor = done[key]
         return found
+
+    def _held_value(self, key: tuple[int, int]) -> torch.Tensor:
+        name, value = self._held[key]
+        self.read.add(name)
+        return value
+
+    def _made_again(
+        self, made: _Made | None, rows: int, done: dict[tuple[int, int], Any]
+    ) -> torch.Tensor:
+        name = "" if made is None else getattr(made.func, "__name__", "")
+        if made is None or any(draw in name for draw in _DRAWS):
+            raise _UnknownError
+        copies: dict[int, torch.Tensor] = {}
+
+        def given(leaf: Any) -> Any:
+            if isinstance(leaf, torch.Tensor):
+                value = self._real(leaf, made.versions[id(leaf)], rows, done)
+                if leaf is made.result:  # which others may have been made from before
+                    value = copies.setdefault(id(leaf), value.clone())
+                return value
+            if isinstance(leaf, torch.SymInt):
+                if free_unbacked_symbols(leaf):  # a size that the data make
+                    raise _UnknownError
+                expression = leaf.node.expr
+                return int(expression.subs(dict.fromkeys(expression.free_symbols, rows)))
+            return leaf
+
+        if math.prod(map(given, made.result.shape)) > _MOST_ELEMENTS:
+            raise _UnknownError
+        args, kwargs = pytree.tree_map(given, (made.args, made.kwargs))
+        result = made.func(*args, **kwargs)
+        return copies[id(made.result)] if made.is_write else result

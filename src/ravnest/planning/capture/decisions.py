@@ -1,11 +1,15 @@
 """What the model's Python does while it is captured, and that a graph cannot show by itself.
 
-A capture works without data, so it must give up where a model asks for some. Two such questions are
+A capture works without data, so it must give up where a model asks for some. Some questions are
 everywhere and can be answered all the same:
 
 - Layer dropping is written as `if torch.rand([]) < self.layerdrop: skip`. A draw from [0, 1) is
   never below 0 and always below 1; so with a probability of 0, the default of many models, the
   branch is known. The draw itself stays in the graph and moves the generator on as in the model.
+- A guard looks for values that are out of order. It is taken to find none, and an assertion in the
+  graph makes sure of that (guards.py).
+- A loop over the experts that were hit goes over all of them: the others have no tokens, and their
+  turn does nothing (experts.py).
 - `nn.Transformer` looks whether a mask happens to be causal, to pick a faster kernel. The mask is
   applied either way, so the answer "not known to be" is always right.
 
@@ -18,19 +22,25 @@ new random seed.
 """
 
 import contextlib
+import functools
+import sys
 from collections.abc import Callable, Iterable, Iterator
+from types import FrameType
 from typing import Any
 from unittest import mock
 
 import torch
 import torch.autograd
 import torch.nn.modules.transformer as torch_transformer
+from torch import nn
 from torch.autograd.graph import saved_tensors_hooks
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
 from ravnest.errors import CaptureError
 from ravnest.planning.capture.constants import QUESTIONS, Constants
+from ravnest.planning.capture.experts import hit_experts
+from ravnest.planning.capture.guards import assert_answer, is_guard, ordinary_answer
 from ravnest.planning.capture.sources import user_frame
 
 _BELOW = {torch.Tensor.__lt__, torch.Tensor.lt, torch.lt, torch.less, torch.Tensor.less}
@@ -108,10 +118,12 @@ def _refuse_backward(*args: Any, **kwargs: Any) -> Any:
 class DecidedDraws(TorchFunctionMode):
     """While active, `torch.rand([]) < p` is a plain bool for p <= 0 and for p >= 1."""
 
-    def __init__(self) -> None:
+    def __init__(self, constants: Constants) -> None:
         super().__init__()
         self._draws: list[torch.Tensor] = []
-        self._constants = Constants()
+        self._constants = constants
+        self.assumed: list[str] = []
+        """Where a guard was taken to find nothing."""
         self.autocast_began_with_gradients: list[bool] = []
 
     def __torch_function__(
@@ -138,15 +150,60 @@ class DecidedDraws(TorchFunctionMode):
             answer = self._decide(*args[:2]) if len(args) == 2 else None
             if answer is not None:
                 return answer if func in _BELOW else not answer
-        if func in QUESTIONS and (known := self._constants.answer(args[0], func)) is not None:
-            return known
+        if func in QUESTIONS:
+            known = self._answer(func, args, sys._getframe(1))
+            if known is not None:
+                return known
+        if func == torch._is_all_true:
+            func = torch.all  # the same under a name that no package may use
+        if func == torch.Tensor.unbind and (experts := hit_experts(self._constants, args[0])):
+            return self._each_of(experts, args[0].device)
+        if func == torch.nn.functional.pad:
+            args = (args[0], tuple(map(self._number, args[1])), *args[2:])
+        if func == torch.Tensor.__getitem__:
+            args = (args[0], self._sliced(args[1]))
+        versions = self._constants.versions(args, kwargs)
         result = func(*args, **(kwargs or {}))
-        self._constants.note(func, args, kwargs or {}, result)
+        self._constants.note(func, args, kwargs or {}, result, versions)
         if self._gradients_are_off_inside_autocast():
             return pytree.tree_map_only(torch.Tensor, _cut_off, result)
         if func is torch.rand and isinstance(result, torch.Tensor) and result.dim() == 0:
             self._draws.append(result)
         return result
+
+    def _answer(
+        self, question: Callable[..., Any], asked: tuple[Any, ...], asking: FrameType
+    ) -> Any:
+        known, tensor = self._constants.answer(question, *asked), asked[0]
+        if known is not None or not is_guard(tensor, question):
+            return known
+        name, args = self._constants.made_by(tensor)
+        before, _ = self._constants.made_by(args[0]) if args else ("", ())
+        answer = ordinary_answer((before, name), asking)
+        if answer is not None:
+            assert_answer(tensor, answer)
+            self.assumed.append(user_frame())
+        return answer
+
+    def _sliced(self, index: Any) -> Any:
+        if isinstance(index, tuple):
+            return tuple(map(self._sliced, index))
+        if not isinstance(index, slice):
+            return index
+        return slice(*map(self._number, (index.start, index.stop, index.step)))
+
+    def _number(self, size: Any) -> Any:
+        """What stands for a size, as a number if its value is known."""
+        known = None
+        if isinstance(size, torch.Tensor):
+            known = self._constants.answer(torch.Tensor.item, size)
+        return size if known is None else known
+
+    def _each_of(self, count: int, device: torch.device) -> list[torch.Tensor]:
+        """Numbers that follow from nothing, one by one, in the form in which a loop gets them."""
+        call = functools.partial(self.__torch_function__, types=())
+        numbers = call(torch.arange, args=(count,), kwargs={"device": device})
+        return [call(torch.Tensor.narrow, args=(numbers, 0, i, 1)) for i in range(count)]
 
     def _gradients_are_off_inside_autocast(self) -> bool:
         began = self.autocast_began_with_gradients
@@ -196,14 +253,29 @@ def _leave_without_gradients(guard: Any, *exception: Any) -> None:
     guard._ravnest.__exit__(*exception)
 
 
+_TO = nn.Module.to
+
+
+def _to(module: nn.Module, *args: Any, **kwargs: Any) -> nn.Module:
+    """Where it changes nothing it does nothing: replacing parameters is not for a capture."""
+    device, dtype, _, memory_format = torch._C._nn._parse_to(*args, **kwargs)
+    same = memory_format is None and all(
+        device in (None, tensor.device)
+        and (dtype in (None, tensor.dtype) or not tensor.is_floating_point())
+        for tensor in (*module.parameters(), *module.buffers())
+    )
+    return module if same else _TO(module, *args, **kwargs)
+
+
 @contextlib.contextmanager
-def decided() -> Iterator[None]:
+def decided(constants: Constants) -> Iterator[DecidedDraws]:
     """Answer the questions, and refuse what must be refused, for the code inside."""
-    draws = DecidedDraws()
+    draws = DecidedDraws(constants)
     with (
         mock.patch.object(torch_transformer, "_detect_is_causal_mask", _as_told),
         # Every way to a backward pass goes through here, names bound earlier included.
         mock.patch.object(torch.autograd, "_engine_run_backward", _refuse_backward),
+        mock.patch.object(nn.Module, "to", _to),
         mock.patch.object(torch, "manual_seed", _refuse_seed),
         mock.patch.object(torch.random, "manual_seed", _refuse_seed),
         mock.patch.object(saved_tensors_hooks, "__enter__", _enter_saved_tensors_hooks),
@@ -212,4 +284,4 @@ def decided() -> Iterator[None]:
         _autocast_watched(draws),
         draws,
     ):
-        yield
+        yield draws

@@ -5,6 +5,9 @@ that were hit, which no graph can follow; one calls kernels that take the number
 and exist for some devices only; one copies an expert's weights for each token. While a model is
 captured, the experts compute what they all compute in ordinary operators: the tokens of each expert
 side by side, padded to as many as the busiest one has, and one product for all experts.
+
+Other models loop over the experts that were hit in code of their own. Where that is what they do,
+by the looks of it, the loop goes over all experts: the tokens of the others are none.
 """
 
 import contextlib
@@ -15,7 +18,25 @@ from unittest import mock
 
 import torch
 
+from ravnest.planning.capture.constants import Constants
+
 _HOME = "transformers.integrations.moe"
+
+
+_EXCEED = {"greater", "gt", "__gt__", "ne", "not_equal", "__ne__"}
+_COUNTS = {"sum", "count_nonzero", "bincount"}
+
+
+def hit_experts(constants: Constants, tensor: torch.Tensor) -> int | None:
+    """How many experts there are, if the tensor lists those that were hit: of a count for each, or
+    of a row of flags for each, the places where there is any."""
+    name, args = constants.made_by(tensor)
+    if name != "nonzero" or args[0].dim() != 1 or not isinstance(args[0].shape[0], int):
+        return None
+    (hit,) = args
+    name, args = constants.made_by(hit)
+    counted = name in _EXCEED and args[1] == 0 and constants.made_by(args[0])[0] in _COUNTS
+    return hit.shape[0] if counted or name == "any" else None
 
 
 @contextlib.contextmanager

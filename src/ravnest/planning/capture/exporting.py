@@ -13,6 +13,7 @@ import io
 import itertools
 import random
 import sys
+import types
 import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -32,6 +33,7 @@ from ravnest.planning.capture.borrowing import (
     values_restored,
 )
 from ravnest.planning.capture.call import Call
+from ravnest.planning.capture.constants import Constants
 from ravnest.planning.capture.decisions import decided
 from ravnest.planning.capture.experts import experts_written_out
 from ravnest.planning.capture.functions import functions_followed
@@ -57,6 +59,8 @@ class _Seen:
     result: structure.Structure
     changes: Changes
     remade: list[tuple[nn.Module, str]]
+    assumed: list[str]
+    read: set[str]
 
 
 class _FlatModel(nn.Module):
@@ -67,6 +71,7 @@ class _FlatModel(nn.Module):
         self.model = model
         self.seen = _Seen()
         self._call = call
+        self._numbers = types.SimpleNamespace(integers=_integers(model))
 
     def forward(self, *leaves: torch.Tensor) -> list[torch.Tensor]:
         args, kwargs = self._call.rebuild(leaves)
@@ -79,8 +84,12 @@ class _FlatModel(nn.Module):
         parameters = dict(self.model.named_parameters(remove_duplicate=False))
         before = attribute_leaves(self.model)
         self.seen.remade = []
-        with decided():
+        own = dict(self.model.named_buffers())
+        numbers = self._numbers.integers.items()
+        constants = Constants({name: (own[name], value) for name, value in numbers if name in own})
+        with decided(constants) as draws:
             output = self.model(*args, **kwargs)
+        self.seen.assumed, self.seen.read = draws.assumed, constants.read
         self.seen.changes = changes(before, attribute_leaves(self.model))
         if self.seen.changes.generators:
             raise frozen_randomness(f"its own generator {self.seen.changes.generators[0]!r}")
@@ -105,6 +114,15 @@ class _FlatModel(nn.Module):
         return tensors
 
 
+def _integers(model: nn.Module) -> dict[str, torch.Tensor]:
+    """Buffers from which sizes may be computed."""
+    return {
+        name: buffer
+        for name, buffer in model.named_buffers()
+        if buffer.dtype in (torch.int64, torch.int32) and not buffer.is_meta
+    }
+
+
 def capture(model: nn.Module, call: Call, mode: Mode) -> Program:
     """One mode of the model as a program. The model is left exactly as it was."""
     call = call.with_several_rows()
@@ -127,6 +145,8 @@ def capture(model: nn.Module, call: Call, mode: Mode) -> Program:
     program.rows = row_limits(exported, program, call)
     program.changed_attributes = flat.seen.changes.numbers
     paths = {module: path for path, module in model.named_modules()}
+    program.assumed = list(dict.fromkeys(flat.seen.assumed))
+    program.read_early = {held[name].name for name in flat.seen.read}
     program.remade = {f"{paths[owner]}.{name}".lstrip(".") for owner, name in flat.seen.remade}
     return program
 

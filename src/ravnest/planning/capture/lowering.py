@@ -27,7 +27,6 @@ from ravnest.stage.operators import GRADIENT, dtype_name, is_allowed, operator_n
 
 _DROPPED = {
     "aten::_assert_tensor_metadata",
-    "aten::_assert_async",
     "aten::_assert_scalar",
     "aten::sym_constrain_range",
     "aten::sym_constrain_range_for_size",
@@ -242,13 +241,14 @@ def _is_dropped(target: Any) -> bool:
 def _drop_unused(ops: list[Op], results: list[int]) -> list[Op]:
     """Without operators whose result nobody reads, except those that write to something.
 
-    Random draws stay too: dropping one would shift every later draw, and with equal seeds the
-    stages would no longer do what the model does.
+    Assertions stay, that values are such as the capture has relied on. Random draws stay too:
+    dropping one would shift every later draw, and with equal seeds the stages would no longer do
+    what the model does.
     """
     live = set(results)
     kept = []
     for op in reversed(ops):
-        if op.out in live or is_mutating(op) or _draws(op):
+        if op.out in live or is_mutating(op) or _draws(op) or _asserts(op):
             kept.append(op)
             live.update(op.values())
     return kept[::-1]
@@ -258,6 +258,10 @@ def _draws(op: Op) -> bool:
     return isinstance(op.target, OpOverload) and (
         torch.Tag.nondeterministic_seeded in op.target.tags
     )
+
+
+def _asserts(op: Op) -> bool:
+    return isinstance(op.target, OpOverload) and op.target._schema.name == "aten::_assert_async"
 
 
 def _write_without_grad(ops: list[Op]) -> None:

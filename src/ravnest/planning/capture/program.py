@@ -127,6 +127,10 @@ class Program:
     """Fewest and most rows for which the model takes the captured way."""
     changed_attributes: list[str] = field(default_factory=list)
     """Plain Python attributes that the model sets in its forward, and that a graph freezes."""
+    assumed: list[str] = field(default_factory=list)
+    """Where the model looks for values out of order, of which there shall be none."""
+    read_early: set[str] = field(default_factory=set)
+    """Canonical names of buffers whose values the capture has relied on."""
     remade: set[str] = field(default_factory=set)
     """Buffers, by any of their names, that each call makes anew in another shape."""
     written: set[str] = field(default_factory=set)
