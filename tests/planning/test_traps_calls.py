@@ -357,6 +357,7 @@ def test_place_of_an_error_is_in_the_users_code() -> None:
         (nn.Sequential(nn.Linear(6, 6)), BATCH.to("meta"), "the model is not"),
         (nn.Linear(6, 6, device="meta"), BATCH, r"under torch\.device\('meta'\)"),
         (nn.Linear, BATCH, "the class Linear"),
+        (chain_of(torch.jit.script(nn.Tanh())), BATCH, "'middle' is scripted or traced"),
     ],
 )
 def test_unfit_model_or_input_is_named_at_once(model: Any, example: Any, words: str) -> None:

@@ -305,6 +305,12 @@ def _check_model(model: object) -> None:
         )
     if not isinstance(model, nn.Module):
         raise CaptureError(f"model is {type(model).__name__}; expected a torch.nn.Module instance")
+    for path, module in model.named_modules():
+        if path and is_script(module):
+            raise CaptureError(
+                f"module {path!r} is scripted or traced by torch.jit, inside a model that is not. "
+                "Use the module that it was made from, or script the whole model and pass that."
+            )
     if not any(True for _ in model.parameters()):
         raise CaptureError(f"{type(model).__name__} has no parameters: there is nothing to train")
     if not any(parameter.requires_grad for parameter in model.parameters()):
