@@ -407,6 +407,23 @@ def test_offsets_need_the_rows_they_came_with(tmp_path: Path) -> None:
     assert torch.allclose(pipeline(words, offsets), model(words, offsets), atol=1e-6)
 
 
+def test_offsets_that_are_rows_themselves_stay_in_their_order(tmp_path: Path) -> None:
+    """The self-check shows a model its rows in another order; this one takes none but its own."""
+
+    class Bags(Net):
+        def __init__(self) -> None:
+            super().__init__()
+            self.words = nn.EmbeddingBag(10, 6)
+
+        def forward(self, words: Tensor, offsets: Tensor) -> Tensor:
+            return self.tail(self.first(self.words(words.reshape(-1), offsets)))
+
+    words, offsets = torch.randint(0, 10, (3, 5)), torch.arange(3) * 5
+    model = Bags()
+    pipeline = planned(model, tmp_path, words, offsets).pipeline()
+    assert torch.allclose(pipeline(words, offsets), model(words, offsets), atol=1e-6)
+
+
 def test_parameter_that_is_a_buffer_too(tmp_path: Path) -> None:
     class Both(Net):
         def __init__(self) -> None:
