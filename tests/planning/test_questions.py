@@ -236,6 +236,26 @@ def test_both_ways_to_fail_are_named() -> None:
     refused(FailsEitherWay(), "h.view(-1, 7)", "As it runs for its users", "if h.sum() > 0")
 
 
+class Looks(nn.Module):
+    """As transformers does: a mask of ones is not applied, but while a model is compiled it is."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(6, 6), nn.Linear(6, 6)
+
+    def forward(self, x: Tensor) -> Tensor:
+        from transformers.utils.import_utils import is_tracing
+
+        h, mask = self.first(x), torch.ones(x.shape[0], 6)
+        if not is_tracing(mask) and mask.all():
+            return self.last(h) + x
+        return self.last(h + mask.view(-1, 7)) + x
+
+
+def test_a_library_that_looks_at_its_tensors_is_not_told_either(tmp_path: Path) -> None:
+    assert_equal_in_stages(Looks(), tmp_path)
+
+
 def test_torch_itself_is_always_told_the_truth(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
 

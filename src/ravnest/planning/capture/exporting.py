@@ -9,6 +9,7 @@ graph freezes.
 """
 
 import contextlib
+import functools
 import io
 import itertools
 import random
@@ -174,6 +175,17 @@ def _export(
     raise describe_failure(model, call, failures[True], failures.get(False)) from failures[True]
 
 
+_TRANSFORMERS = {
+    "transformers.utils.import_utils": "is_fake_tensor",  # its own way to be told
+    "transformers.modeling_utils": "PreTrainedModel.warn_if_padding_and_no_attention_mask",
+}
+"""Which of its functions look at data, only to warn, or at what kind of tensors they are given."""
+
+
+def _member(owner: Any, name: str) -> Any:
+    return getattr(owner, name, None)
+
+
 @contextlib.contextmanager
 def _is_told(told: bool) -> Iterator[None]:
     """Torch's own code is always told the truth."""
@@ -183,6 +195,11 @@ def _is_told(told: bool) -> Iterator[None]:
                 truth = getattr(torch.compiler, question)
                 answer = mock.patch.object(torch.compiler, question, _for_torch_only(truth))
                 stack.enter_context(answer)
+        for module, place in ({} if told else _TRANSFORMERS).items():
+            *owners, name = place.split(".")
+            owner = functools.reduce(_member, owners, sys.modules.get(module))
+            if hasattr(owner, name):
+                stack.enter_context(mock.patch.object(owner, name, return_value=False))
         yield
 
 
