@@ -229,8 +229,9 @@ class VirtualClusters:
         self.clock.run(lambda: all(len(some) >= steps for some in losses))
 
     def mean_state(self) -> dict[str, torch.Tensor]:
-        """The mean of all clusters' tensors at this moment."""
-        states = [pipeline.state() for pipeline in self.pipelines]
+        """The mean of all clusters' tensors at this moment, with weights where optimizers have left
+        them, as they would be saved."""
+        states = [pipeline.learnt() for pipeline in self.pipelines]
         return {
             name: torch.stack([state[name].double() for state in states]).mean(0).to(value.dtype)
             for name, value in states[0].items()

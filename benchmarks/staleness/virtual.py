@@ -283,7 +283,12 @@ class VirtualPipeline:
         found = {name: tensor.clone() for name, tensor in self.state().items()}
         for stage in self.stages:
             updater = stage.runner._updater
-            ahead = {id(p): s for part in updater._ahead._parts for p, s in part.shifted()}
+            shifted = [part for part in updater._ahead._parts if part._is_shifted]
+            ahead = {
+                id(parameter): shift
+                for part in shifted
+                for parameter, shift in zip(part._parameters, part._shift, strict=True)
+            }
             names = [s.name for s in stage.runner._graph.tensors if s.owner and s.trainable]
             for name, parameter in zip(names, updater._owned, strict=True):
                 if id(parameter) in ahead:
