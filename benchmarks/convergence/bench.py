@@ -6,8 +6,8 @@ Real stages, schedules, optimizers and rings on a virtual clock (see virtual_clu
 plain PyTorch on one machine. A batch of 2 takes one machine one virtual second; in a pipeline of S
 equal stages each stage takes 1/S of that. A message takes 2 ms to the next stage and 20 ms to
 another cluster, where a link carries the model in a second. Every cluster has its own shard of the
-text and averages in the background, every 4 updates. The loss is that of the mean of all clusters'
-weights on text that nobody has learnt from.
+text and averages in the background, every 4 updates unless its name says otherwise. The loss is
+that of the mean of all clusters' weights on text that nobody has learnt from.
 
 Curves are kept in a folder if one is given, and are not made again; so the work can be done in
 several goes: `--curves FOLDER --within SECONDS`.
@@ -27,7 +27,7 @@ sys.path[:0] = [str(HERE), str(HERE.parent)]
 
 import kept  # noqa: E402
 import report  # noqa: E402
-from contestants import ALL, RATES, SEEDS, Contestant, Run  # noqa: E402
+from contestants import ALL, SEEDS, Contestant, Run  # noqa: E402
 from curves import LEVELS, Curve  # noqa: E402
 from training import train  # noqa: E402
 
@@ -60,7 +60,7 @@ def best_rate(who: Contestant, tried: Curves) -> float:
         reached = [curve.reached(level) for level in reversed(LEVELS)]
         return tuple(float("inf") if found is None else found[0] for found in reached)
 
-    return min(RATES, key=order)
+    return min(who.rates, key=order)
 
 
 def main() -> None:
@@ -72,7 +72,7 @@ def main() -> None:
         maker = Maker(options.curves or Path(temporary), options.within)
         try:
             rated = dict.fromkeys(who.rated_as for who in ALL)
-            tried = maker.make([Run(who, rate, SEEDS[0]) for who in rated for rate in RATES])
+            tried = maker.make([Run(who, rate, SEEDS[0]) for who in rated for rate in who.rates])
             rates = {who: best_rate(who.rated_as, tried) for who in ALL}
             chosen = maker.make([Run(who, rates[who], seed) for who in ALL for seed in SEEDS])
         except UnfinishedError as unfinished:

@@ -10,7 +10,7 @@ from curves import LEVELS, Curve
 Seeds = Sequence[Curve]
 """The same contestant at the same rate, once for each seed."""
 _SMALL = [who for who in PLAIN if who.rows < LARGE] + CLUSTERS
-_LARGE = [who for who in PLAIN if who.rows >= LARGE] + [LARGE_CLUSTERS]
+_LARGE = [who for who in PLAIN if who.rows >= LARGE] + LARGE_CLUSTERS
 
 
 def mean_reached(curves: Seeds, level: float) -> tuple[float, float] | None:
@@ -110,7 +110,7 @@ def _draw_by_rows(axes: Any, curves: Mapping[Contestant, Seeds]) -> None:
         "one machine": (PLAIN, "tab:blue", 0),
         "clusters of 2": ([who for who in CLUSTERS if who.stages == 2], "tab:orange", 2),
         "clusters of 4": ([who for who in CLUSTERS if who.stages == 4], "tab:green", 4),
-        f"4 clusters of 2, batches of {LARGE}": ([LARGE_CLUSTERS], "tab:red", 2),
+        f"4 clusters of 2, batches of {LARGE}": (LARGE_CLUSTERS[:1], "tab:red", 2),
     }
     for label, (group, colour, stages) in groups.items():
         found = [(who.rows_per_step, mean_reached(curves[who], level)) for who in group]

@@ -29,8 +29,6 @@ from ravnest.provider.leaf import LeafSettings
 from ravnest.stage.matrices import hidden_matrices
 
 LAYERS, LENGTH = 2, 8
-EVERY = 4
-"""Updates between rounds."""
 LOOK_EVERY = 10
 """Steps between two looks at the loss on text that was held out."""
 HELD_OUT_ROWS = 512
@@ -89,6 +87,7 @@ def _train_clusters(run: Run) -> Curve:
         shards[0][0][:, :-1],
         [_cluster(run, [batch[:, 1:] for batch in shard]) for shard in shards],
         averaging=Averaging(),
+        codec=run.who.codec or None,
         links=Links(RING_S, sum(p.nbytes for p in model.parameters()) / MODEL_S),
     )
     world.feed([batch[:, :-1] for batch in shard] for shard in shards)
@@ -113,7 +112,7 @@ def _cluster(run: Run, labels: Sequence[torch.Tensor]) -> Cluster:
         ),
         leaf=LeafSettings(criterion=chargpt.loss_of, labels=labels),
         micro_batches=parts,
-        averaging=Rules(EVERY, blocking=False) if who.clusters > 1 else None,
+        averaging=Rules(who.every, blocking=False) if who.clusters > 1 else None,
     )
     unit = _batch_s(run) / ((FORWARD + BACKWARD) * who.stages)
     return Cluster(who.stages, settings, parts=parts, unit=unit, delay=EDGE_S)
