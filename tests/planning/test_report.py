@@ -162,8 +162,19 @@ def test_rings_and_slow_runs_in_words():
     ]
     report = render_report(plan(pairs))
     assert "2 rings average 4 tensors over 2 clusters" in report
-    assert "a round sends about 102 MB from each cluster" in report
+    assert "a round sends about 102 MB from each cluster, in at least 4.1 s" in report
+    assert "reduce_factor=1 " in report
     assert "Cluster 1: 30 batches/h" in report
+
+
+def test_rounds_as_often_as_they_fit():
+    """Each of four providers sends 51.2 MB over 12.5 MB/s: 4.1 s, or 8.2 s with as long a pause.
+    The slower of two clusters does not count: the faster one would have to wait for links."""
+    pairs = [
+        cluster(c, *(stage(i, 2, provider(2 * c + i), compute_s=compute_s) for i in (0, 1)))
+        for c, compute_s in enumerate((0.5, 5.0))
+    ]
+    assert "reduce_factor=17 " in render_report(plan(pairs))
 
 
 def test_idle_providers_and_warnings_are_shown():

@@ -1,5 +1,7 @@
 """A plan in words and figures a person can act on."""
 
+import math
+from collections import Counter
 from collections.abc import Mapping
 
 from ravnest.plan import ClusterPlan, Limit, Plan, ProviderSpec, StagePlan
@@ -12,6 +14,9 @@ _LIMITS: dict[Limit, str] = {
     "link": "the link",
     "fixed": "the fixed costs",
 }
+
+_BUSY_WITH_ROUNDS = 0.5
+"""Part of the time that links may be busy with rounds: activations travel over them, too."""
 
 SEPARATOR = "-" * 72
 """Printed between the blocks of the nodes, which programs read, and the report for people."""
@@ -117,12 +122,27 @@ def _ring_lines(plan: Plan) -> list[str]:
     clusters = len(plan.clusters)
     traffic = 2 * (clusters - 1) / clusters * sum(ring.bytes for ring in plan.rings)
     held = max(stage.memory.averaging for cluster in plan.clusters for stage in cluster.stages)
+    round_s = _round_s(plan)
+    period = math.ceil(round_s / _BUSY_WITH_ROUNDS / min(c.step_s for c in plan.clusters))
     rings = "1 ring averages" if len(plan.rings) == 1 else f"{len(plan.rings):,} rings average"
     return [
         f"{rings} {tensors:,} tensors over {clusters:,} clusters; "
-        f"a round sends about {size(traffic)} from each cluster.",
+        f"a round sends about {size(traffic)} from each cluster, in at least {duration(round_s)}.",
+        f"The more rounds, the fewer steps are needed: reduce_factor={max(1, period)} keeps links "
+        "busy with them for no more than half of the time; without it an epoch has one round.",
         f"Averaging takes up to {size(held)} of a provider's memory, counted above.",
     ]
+
+
+def _round_s(plan: Plan) -> float:
+    """Until the last member has sent its share, uncompressed, over links that do nothing else."""
+    sent = Counter[int]()
+    for ring in plan.rings:
+        members = len(ring.owners)
+        for owner in ring.owners:
+            sent[owner] += 2 * (members - 1) * ring.bytes // members
+    providers = (stage.provider for cluster in plan.clusters for stage in cluster.stages)
+    return max(sent[provider.id] / provider.bytes_per_s for provider in providers)
 
 
 def _optimizer_lines(plan: Plan) -> list[str]:
