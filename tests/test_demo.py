@@ -11,8 +11,8 @@ from ravnest.errors import PlanError
 
 @pytest.fixture(autouse=True)
 def short(monkeypatch):
-    """Two of the five epochs; and set_seed, which the demo calls, changes a variable for good."""
-    monkeypatch.setattr("ravnest.demo.EPOCHS", 2)
+    """Three of the five epochs; and set_seed, which the demo calls, changes a variable for good."""
+    monkeypatch.setattr("ravnest.demo.EPOCHS", 3)
     monkeypatch.setenv("PYTHONHASHSEED", "0")
 
 
@@ -29,8 +29,8 @@ def test_three_processes_train_what_is_fused(tmp_path, capsys):
     assert "(temporary" not in printed
     for step in ("1. Plan for three unequal providers", "2. Train: three processes", "3. Fuse"):
         assert step in printed
-    assert "node_0 | epoch 2/2 batch 48 loss" in printed
-    assert len((tmp_path / "losses.txt").read_text().splitlines()) == 48
+    assert "node_0 | epoch 3/3 batch 72 loss" in printed
+    assert len((tmp_path / "losses.txt").read_text().splitlines()) == 72
 
 
 def test_somebody_elses_pool_is_not_overwritten(tmp_path):
@@ -51,7 +51,7 @@ def test_without_a_folder_nothing_is_left_behind(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path / "here")
     run_demo()
     printed = capsys.readouterr().out
-    assert "epoch 2" in printed
+    assert "epoch 3" in printed
     assert "trained_state_dict.pt (temporary; keep it with --workdir DIR)" in printed
     assert not list((tmp_path / "temporary").iterdir())
     assert not list((tmp_path / "here").iterdir())
