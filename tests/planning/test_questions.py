@@ -157,10 +157,10 @@ class Padded(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         h = self.first(x).tanh()
         missing = self.width - h.shape[1]
-        if self.writes == ("train" if self.training else "eval"):
-            self.width += 0
         if missing > 0:
             h = nn.functional.pad(h, (missing // 2, missing - missing // 2 + 1))[:, : self.width]
+        if self.writes == ("train" if self.training else "eval"):
+            self.width += 0
         return self.last(h) + x
 
 

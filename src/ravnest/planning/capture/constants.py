@@ -143,6 +143,8 @@ class Constants:
         name = "" if made is None else getattr(made.func, "__name__", "")
         if made is None or any(draw in name for draw in _DRAWS):
             raise _UnknownError
+        if made.is_write and id(made.result) in {tensor for tensor, _ in self._held}:
+            raise _UnknownError  # it counts something
         copies: dict[int, torch.Tensor] = {}
 
         def given(leaf: Any) -> Any:
