@@ -6,6 +6,7 @@ import itertools
 import logging
 import math
 import re
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -20,7 +21,7 @@ from ravnest.provider.averaging.outer import Nesterov
 from ravnest.provider.averaging.ring import RingPlace, Surroundings
 from ravnest.provider.averaging.settings import Averaging
 from ravnest.provider.averaging.share import Facts, Snapshot
-from ravnest.provider.averaging.witness import digest
+from ravnest.provider.averaging.witness import Watch, digest
 from ravnest.provider.document import RingDocument, RingMember
 from ravnest.wire.codecs import Packed, codec_named, unpack
 from ravnest.wire.encoding import Parcel
@@ -987,6 +988,23 @@ def test_after_a_round_that_was_lost_in_its_middle_the_others_average_again(
             if gone not in (source, to):
                 ring.places[to].heard(f"node_{source}", parcel)
     assert all(len(applied) > made + 15 for applied in ring.applied[:-1])
+
+
+def test_a_length_that_is_remembered_goes_with_the_rows_that_it_took():
+    """A round of values counted 192 rows and the length of 16 rows before them. What another member
+    had learnt from few rows was far, measured by that, and was not averaged."""
+    watch, member = Watch(0), SimpleNamespace
+
+    def track(changes, length):
+        about = {"name": "a", "changes": changes, "is_parameters": True, "is_buffers": False}
+        return member(**about, lengths=(length,), size=1.0)
+
+    watch.pledge([track(True, 0.09)], 16.0)
+    watch.in_vain += 1  # that round is lost in its middle
+    watch.pledge([track(False, 1.2)], 192.0, has_ended=True)
+    watch.counted()
+    found = watch.pledge([track(True, 0.0)], 0.0, has_ended=True)
+    assert (found.usual, found.rows) == ((0.09,), 16.0)
 
 
 @pytest.mark.parametrize("still", [False, True])

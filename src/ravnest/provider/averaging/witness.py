@@ -90,6 +90,9 @@ class Watch:
         self._moved: dict[str, float] = {}
         self._known: dict[str, float] = {}
         """The same, of the last round in which all counted from the same."""
+        self._known_rows = 0.0
+        """Of that round: a length says nothing without the rows that it took."""
+        self._is_known = False
         self._weight = 0.0
         self._rows: deque[float] = deque(maxlen=_ROUNDS)
         self._changes: defaultdict[str, deque[float]] = defaultdict(lambda: deque(maxlen=_ROUNDS))
@@ -122,13 +125,14 @@ class Watch:
         self._weight = weight
         chunks = tuple(self._believable(track) for track in tracks)
         self._moved = {t.name: math.hypot(*each) for t, each in zip(tracks, chunks, strict=True)}
-        for track in tracks:
-            if _count_alike(track) and weight > 0:
-                self._known[track.name] = self._moved[track.name]
+        self._is_known = weight > 0 and all(_count_alike(track) for track in tracks)
+        if self._is_known:
+            self._known.update(self._moved)
+            self._known_rows = weight
         usual = [self._usual(track, ever=has_ended, again=again) for track in tracks]
-        rows = max([weight, *self._rows, self._most_rows if has_ended else 0.0])
+        rows = [weight, *self._rows, self._known_rows, self._most_rows if has_ended else 0.0]
         sizes = tuple(track.size for track in tracks)
-        return Pledge.of(chunks, rows, tuple(usual), sizes, has_ended=has_ended, codec=codec)
+        return Pledge.of(chunks, max(rows), tuple(usual), sizes, has_ended=has_ended, codec=codec)
 
     def _believable(self, track: Watched) -> tuple[float, ...]:
         """How long its chunks are. Where members do not count from the same, an unfinished round
@@ -162,13 +166,12 @@ class Watch:
     def counted(self) -> None:
         """The round counts."""
         self.in_vain = 0
-        if self._weight > 0:
+        if self._is_known:
             self._rows.append(self._weight)
             self._most_rows = max(self._most_rows, self._weight)
-            for name, length in self._known.items():
-                if name in self._moved:
-                    self._changes[name].append(length)
-                    self._farthest[name] = max(self._farthest[name], length)
+            for name, length in self._moved.items():
+                self._changes[name].append(length)
+                self._farthest[name] = max(self._farthest[name], length)
 
 
 class Witness:
