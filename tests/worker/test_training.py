@@ -249,7 +249,9 @@ def test_a_cluster_that_is_stopped_does_not_wait_for_one_that_is_lost(tmp_path, 
         other.steer("stop")
         end = other.end()
     assert (end.outcome, end.saved) == ("stopped", True), other.log()
-    assert "is gone: the run is to end, and it is not there" in other.log()
+    # On a slow machine its loss has been noticed before the stop.
+    words = "is gone: the run is to end, and it is not there", "nobody else is left"
+    assert any(each in other.log() for each in words), other.log()
 
 
 class Loaded(runs.Net):
