@@ -39,15 +39,23 @@ ALWAYS = {"X-Content-Type-Options": "nosniff", "Referrer-Policy": "no-referrer"}
 class Call:
     request: Request
     caller: Caller
+    right: Right | None
+    """What its route takes."""
     gate: Gate
     upload_speed: UploadSpeed
     lease: Lease
 
-    def is_still_allowed(self, right: Right) -> bool:
-        """Whether this caller would be let in again: tokens end, and are revoked."""
+    def check_still_allowed(self) -> None:
+        """A `Refusal` if the caller would not be let in again: a token ends or is revoked, and a
+        provider is removed, while a body is on its way or a model is checked."""
+        if self.right is not None:
+            address = address_of(self.request)
+            who = self.gate.caller(self.request.headers, address)
+            self.gate.allow(who, self.right, address)
+
+    def is_still_allowed(self) -> bool:
         try:
-            who = self.gate.caller(self.request.headers, address_of(self.request))
-            self.gate.allow(who, right, address_of(self.request))
+            self.check_still_allowed()
         except Refusal:
             return False
         return True
@@ -72,9 +80,12 @@ class Call:
             raise Refusal("invalid", f"{name} is {text[:40]!r}; expected {least:g} to {most:g}")
         return value
 
-    def stream(self) -> AsyncIterator[bytes]:
-        """The body as it comes, as long as it gets on."""
-        return self.upload_speed.enforce(self.request.stream())
+    async def stream(self) -> AsyncIterator[bytes]:
+        """The body as it comes, as long as it gets on. The caller decides how long that takes, so
+        whoever has read all of it knows that the caller still has the right to what it asks for."""
+        async for piece in self.upload_speed.enforce(self.request.stream()):
+            yield piece
+        self.check_still_allowed()
 
     async def content(self, most: int) -> bytearray:
         content = bytearray()
@@ -166,7 +177,7 @@ class Desk:
             try:
                 caller = self.admit(request, route.right, route.limit)
                 with Lease(self.memory, whose(caller, request)) as lease:
-                    call = Call(request, caller, self.gate, self._upload_speed, lease)
+                    call = Call(request, caller, route.right, self.gate, self._upload_speed, lease)
                     response = written(await route.handler(call))
                 if len(getattr(response, "body", b"")) > PIECE_BYTES:
                     lease.resize(len(response.body))

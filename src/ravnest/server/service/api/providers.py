@@ -143,8 +143,6 @@ class _Providers:
     async def steer_me(self, call: Call) -> None:
         wanted = await call.body(ProviderAction)
         assert call.caller.provider is not None
-        if not call.is_still_allowed("work"):
-            raise Refusal("unauthorized", "this provider has been removed meanwhile")
         event = ProviderSteered(
             provider=call.caller.provider,
             action="leave" if wanted.action == "remove" else wanted.action,

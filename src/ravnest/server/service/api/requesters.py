@@ -60,17 +60,13 @@ class _Requesters:
         if key and _KEY.fullmatch(key) is None:
             raise Refusal("invalid", f"{SUBMISSION_KEY} is 8 to 64 of: A to Z, a to z, 0 to 9, _ -")
 
-        def still_allowed() -> None:
-            if not call.is_still_allowed("submit"):
-                raise Refusal("unauthorized", "this token has ended while the job was checked")
-
         with service.intake.place(call.caller):
             with understood(JobSpec):
                 # What has come is not held any longer than that: it may be large.
                 spec, digest = await service.files.off_loop(_read, await call.content(SPEC_BYTES))
             await service.files.off_loop(check_job, spec)
             id = await service.intake.take(
-                spec, call.caller, key, digest, before_it_is_kept=still_allowed
+                spec, call.caller, key, digest, before_it_is_kept=call.check_still_allowed
             )
         return _shown(service, id)
 

@@ -49,7 +49,7 @@ class _Viewers:
                 f"{MOST_LOOKING} in all); close some, or try again later",
             )
         headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
-        content = stream.look(lambda: call.is_still_allowed("look"), whose, audience=audience)
+        content = stream.look(call.is_still_allowed, whose, audience=audience)
         return StreamingResponse(content, headers=headers, media_type="text/event-stream")
 
     async def jobs(self, call: Call) -> list[JobView]:
