@@ -59,6 +59,9 @@ class PackageError(RavnestError, ValueError):
 class FusionError(RavnestError, ValueError):
     """Trained stages are missing or belong to different models."""
 
+    stage: int | None = None
+    """The one that is at fault, if it is one alone."""
+
 
 class InputError(RavnestError, ValueError):
     """What was given to the model is not what it was planned for; the message names the input."""

@@ -17,6 +17,7 @@ from safetensors.torch import load_file
 from torch import nn
 
 from ravnest.errors import FusionError, RavnestError
+from ravnest.planning.fusion import owning_stages
 from ravnest.stage.local import LocalPipeline
 from ravnest.stage.package import save_trained, settle_trained
 from ravnest.utils import model_fusion
@@ -246,6 +247,34 @@ def test_what_does_not_belong_is_named_and_the_old_result_stays(broken, damage, 
     with pytest.raises(FusionError, match=message):
         model_fusion(node_data=broken.folder, output=result)
     assert snapshot(result) == before
+
+
+@pytest.mark.parametrize(
+    ("damage", "stage"),
+    [("no results", 1), ("results without their manifest", 2), ("truncated", 1), ("no plan", None)],
+)
+def test_a_refusal_says_which_stage_is_at_fault(broken, damage, stage):
+    DAMAGE[damage][0](broken)
+    with pytest.raises(FusionError) as refused:
+        model_fusion(node_data=broken.folder, output=broken.folder.parent / "trained")
+    assert refused.value.stage == stage
+
+
+def test_of_three_stages_the_one_with_another_save_is_at_fault(broken):
+    for package, save in zip(broken.packages(0), ("one", "another", "one"), strict=True):
+        save_trained(package, package.module(trained=True).tensors(), save)
+        settle_trained(package)
+    with pytest.raises(FusionError, match="different saves") as refused:
+        model_fusion(node_data=broken.folder, output=broken.folder.parent / "trained")
+    assert refused.value.stage == 1
+
+
+def test_every_key_is_of_the_stage_that_owns_its_tensor(trained):
+    owners = owning_stages(trained.planned.folder, 0)
+    for number, package in enumerate(trained.planned.packages(0)):
+        owned = {spec.name for spec in package.graph.tensors if spec.owner}
+        assert {key for key, stage in owners.items() if stage == number} >= owned & owners.keys()
+    assert set(owners.values()) == {0, 1, 2}
 
 
 def test_stages_of_different_saves_are_not_mixed(broken, caplog):

@@ -197,6 +197,8 @@ class Simulation:
         self.plans: list[MakePlan] = []
         self.fusings: list[Fuse] = []
         self.wakes: list[float] = []
+        self.bring_junk: set[int] = set()
+        """Providers whose results are no stages."""
         self.world = World(settings=SETTINGS)
         self.happen(Started())
 
@@ -424,7 +426,16 @@ class Simulation:
         if not self.fusings:
             return False
         order = self.fusings.pop(0)
-        if how != "fits":
+        stages = {part.provider: part for part in self.world.of_run[order.job]}
+        junk = [
+            stages[id].stage
+            for id in self.bring_junk & stages.keys()
+            if stages[id].cluster == order.cluster
+        ]
+        if junk:
+            reason = f"stage {junk[0]} cannot be used"
+            self.happen(FusingFailed(job=order.job, run=order.run, reason=reason, stage=junk[0]))
+        elif how != "fits":
             crashed, full = how in ("crashed", "full"), how == "full"
             self.happen(
                 FusingFailed(

@@ -84,6 +84,57 @@ def test_a_job_that_others_can_do_is_done_without_it(misbehaves, count):
     assert job.state == "done", job.reason
 
 
+def test_a_provider_that_brings_back_junk_is_done_without():
+    """It was in every plan, said that it was done, and the job failed."""
+    sim = pool_of(2)
+    sim.bring_junk = {1}
+    sim.submit(True, None)
+    job = sim.world.jobs["j0"]
+    for _ in range(10):
+        one_turn(sim, 1, goes_on("done"))
+        for agent in sim.agents.values():
+            sim.go_on(agent.id, "done")
+        sim.talk()
+        sim.fuse_one()
+        if job.state in ("done", "failed"):
+            break
+    assert job.state == "done", job.reason
+    assert list(job.left_out) == [1]
+
+
+def test_whoever_is_blamed_twice_is_done_without_before_the_one_that_blames():
+    """One said at once that it was done, its neighbour's worker then failed because of it, and it
+    was the neighbour that was left out."""
+    sim = pool_of(2)
+    sim.submit(True, None)
+    job = sim.world.jobs["j0"]
+    for blamed in range(1, 3):
+        one_turn(sim, 2, goes_on("blames"))
+        assert list(job.left_out) == ([] if blamed == 1 else [1])
+    one_turn(sim, 2, goes_on("done"))
+    sim.fuse_one()
+    assert job.state == "done", job.reason
+
+
+def test_two_that_take_turns_at_not_being_there_do_not_keep_a_job_from_beginning():
+    sim = pool_of(4)
+    sim.submit(True, None)
+    job = sim.world.jobs["j0"]
+    sim.agents[2].say(Beat(state="paused", paused=True))
+    sim.talk()
+    for here, gone in ((1, 2), (2, 1)):
+        sim.wait(SETTINGS.settle_s + 15)
+        assert {here, 3, 4} <= {spec.id for spec in sim.plans[0].pool}
+        sim.agents[here].say(Beat(state="paused", paused=True))
+        sim.agents[gone].say(Beat(state="idle"))
+        sim.talk()
+        sim.plan_one("fits")
+    sim.wait(SETTINGS.settle_s + 15)
+    assert [spec.id for spec in sim.plans[0].pool] == [3, 4]
+    sim.plan_one("fits")
+    assert job.state == "preparing"
+
+
 def test_a_provider_that_an_operator_removes_costs_its_job_no_run():
     sim = pool_of(3)
     job = training(sim)

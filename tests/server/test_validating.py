@@ -9,7 +9,7 @@ import torch
 from a_job import Net, make_job, submit, upload
 from fake_work import train
 from looking import job_is, until
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from servers import running_server
 from test_jobs import assigned, pool
 
@@ -19,6 +19,7 @@ from ravnest.plan import ProviderSpec
 from ravnest.server.planjob import validating
 from ravnest.server.planjob.__main__ import _done
 from ravnest.server.planjob.outcome import MEMORY, ORDER, PlanOrder
+from ravnest.server.planjob.validating import stage_not_finite
 from ravnest.server.service.fused_files import put_in_place
 from ravnest.server.service.partitions import link_held_out
 from ravnest.server.state.fusing import judged, why_refused
@@ -198,6 +199,17 @@ def test_weights_that_are_not_finite_are_refused_by_name(scene, number):
     outcome = scene.fuse(spoilt)
     assert "'layers.2.bias' has numbers that are not finite" in outcome.error
     assert scene.result is None
+
+
+def test_only_a_stage_that_is_the_only_one_is_at_fault_for_what_is_not_finite(tmp_path):
+    """Training that diverges does that to all of them."""
+    file, owners = tmp_path / "fused.safetensors", {"a": 0, "b": 1, "c": 1}
+    nan, fine = torch.full((2,), float("nan")), torch.zeros(2)
+    for values, stage in (((fine, nan, fine), 1), ((nan, fine, fine), 0), ((nan, nan, fine), None)):
+        save_file({key: value.clone() for key, value in zip("abc", values, strict=True)}, file)
+        assert stage_not_finite(file, owners) == stage
+    save_file({"a": nan}, file)
+    assert stage_not_finite(file, {"a": 0}) is None, "it is all there is"
 
 
 def test_a_model_too_large_for_the_server_is_kept_unjudged(scene, monkeypatch):

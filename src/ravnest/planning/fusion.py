@@ -5,10 +5,11 @@ it. Stages that are missing, untrained, damaged, of another plan or of another s
 papered over. If the last save was interrupted the one before, which all stages have, is used.
 """
 
+import contextlib
 import logging
 import time
-from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import msgspec
@@ -58,7 +59,7 @@ def fuse_cluster(
     run.settle()
     plan, index = _read_plan(run)
     cluster = _cluster(plan, cluster_id)
-    packages = [_open_stage(run, plan, cluster, number) for number in range(len(cluster.stages))]
+    packages = _open_stages(run, plan, cluster)
     saves = _same_save(cluster, packages)
     sizes = {
         spec.name: tensor_bytes(spec)
@@ -74,6 +75,38 @@ def fuse_cluster(
     _warn_of_later_saves(run, plan, cluster)
     state = assemble(index, owned)
     return _write(state, Path(output), dict(metadata or {}))
+
+
+def owning_stages(root: Path | str, cluster_id: int) -> dict[str, int]:
+    """Every key of the original state_dict, and the stage of this cluster that owns its tensor."""
+    run = RunDir(root)
+    plan, index = _read_plan(run)
+    packages = _open_stages(run, plan, _cluster(plan, cluster_id))
+    owner = {
+        spec.name: number
+        for number, package in enumerate(packages)
+        for spec in package.graph.tensors
+        if spec.owner
+    }
+    return {entry.key: owner[entry.tensor] for entry in index.state if entry.tensor in owner}
+
+
+@contextlib.contextmanager
+def _naming(stage: int) -> Iterator[None]:
+    """A `FusionError` is about this stage."""
+    try:
+        yield
+    except FusionError as error:
+        error.stage = stage
+        raise
+
+
+def _open_stages(run: RunDir, plan: Plan, cluster: ClusterPlan) -> list[StagePackage]:
+    packages = []
+    for number in range(len(cluster.stages)):
+        with _naming(number):
+            packages.append(_open_stage(run, plan, cluster, number))
+    return packages
 
 
 def _written_bytes(index: ModelIndex, sizes: Mapping[str, int]) -> int:
@@ -163,11 +196,13 @@ def _same_save(cluster: ClusterPlan, packages: list[StagePackage]) -> list[Path]
         if save != newest[0]
     ]
     if common is None:
-        raise FusionError(
+        error = FusionError(
             f"the trained stages are of different saves: {', '.join(behind)} and "
             f"node_{cluster.stages[0].provider.id} have none in common. Train and save again, or "
             "copy trained.json and trained-*.safetensors of one run from every provider."
         )
+        error.stage = _odd_one_out(saves)
+        raise error
     if behind:
         logger.warning(
             "the last save is not complete (%s and node_%s differ); the one before is fused",
@@ -175,6 +210,15 @@ def _same_save(cluster: ClusterPlan, packages: list[StagePackage]) -> list[Path]
             cluster.stages[0].provider.id,
         )
     return [found[common] for found in saves]
+
+
+def _odd_one_out(saves: list[dict[str, Path]]) -> int | None:
+    """The stage without the save that all others have, if there are two others at least."""
+    counted = Counter(save for found in saves for save in found)
+    for save, times in counted.items():
+        if times == len(saves) - 1 >= 2:
+            return next(number for number, found in enumerate(saves) if save not in found)
+    return None
 
 
 def _warn_of_later_saves(run: RunDir, plan: Plan, fused: ClusterPlan) -> None:
@@ -209,11 +253,12 @@ def _moment(at: float) -> str:
 
 def _owned_tensors(packages: list[StagePackage], files: list[Path]) -> dict[str, torch.Tensor]:
     owned: dict[str, torch.Tensor] = {}
-    for package, file in zip(packages, files, strict=True):
-        try:
-            weights = load_weights(file, package.graph)
-        except PackageError as error:
-            raise FusionError(str(error)) from error
+    for number, (package, file) in enumerate(zip(packages, files, strict=True)):
+        with _naming(number):
+            try:
+                weights = load_weights(file, package.graph)
+            except PackageError as error:
+                raise FusionError(str(error)) from error
         for spec in package.graph.tensors:
             if spec.owner:
                 if spec.name in owned:

@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 
 from ravnest import lifeline
-from ravnest.errors import PlanError, PoolError, RavnestError
+from ravnest.errors import FusionError, PlanError, PoolError, RavnestError
 from ravnest.planning.figures import size
 from ravnest.sandbox.confine import forbid_programs
 from ravnest.sandbox.memory_limit import lacks_memory, limit_files, limit_memory
@@ -76,6 +76,7 @@ def _done(
             unfit=isinstance(error, PlanError | PoolError) and not lacks,
             crashed=lacks,
             full=full,
+            stage=error.stage if isinstance(error, FusionError) else None,
         )
     except Exception as error:
         full = is_for_lack_of_room(error)

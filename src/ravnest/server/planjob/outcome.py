@@ -84,4 +84,7 @@ class PlanOutcome(msgspec.Struct, frozen=True, kw_only=True):
     result_bytes: int = 0
     validation: Validation | None = None
     """Of a fusion. With an `error`: it was refused for that."""
+    stage: int | None = None
+    """Of a fusion that failed or was refused: the stage that is at fault, if it is one alone. A
+    process that was taken over blames a provider of its own job at worst."""
     warnings: tuple[str, ...] = ()

@@ -12,7 +12,7 @@ from ravnest.api.views import PlanView, RingView
 from ravnest.data.legend import as_metadata
 from ravnest.errors import JobError
 from ravnest.plan import Plan
-from ravnest.planning.fusion import SAFETENSORS, STATE_DICT, fuse_cluster
+from ravnest.planning.fusion import SAFETENSORS, STATE_DICT, fuse_cluster, owning_stages
 from ravnest.planning.handover import study_package, take_model
 from ravnest.planning.planned import PlanRequest, plan_only, write_planned
 from ravnest.planning.report import render_report
@@ -30,7 +30,7 @@ from ravnest.server.planjob.outcome import (
     PlanOutcome,
 )
 from ravnest.server.planjob.packages import write_made
-from ravnest.server.planjob.validating import validate
+from ravnest.server.planjob.validating import stage_not_finite, validate
 from ravnest.server.room import SPARE_BYTES, leave_room
 from ravnest.server.state.records import PlanFacts, PlannedPart, Validation, node_name
 from ravnest.stage.files import sha256_of
@@ -176,10 +176,13 @@ def fuse(order: PlanOrder, folder: Path) -> PlanOutcome:
         for name in (SAFETENSORS, STATE_DICT):
             (fresh / f"{name}.sha256").write_text(sha256_of(fresh / name))
         validation = _validated(planned, run.root.parent, fresh, Path(order.output))
+        stage = None
+        if validation.not_finite:
+            stage = stage_not_finite(fresh / SAFETENSORS, owning_stages(run.root, order.cluster))
     except BaseException:
         shutil.rmtree(fresh, ignore_errors=True)
         raise
-    return PlanOutcome(validation=validation)
+    return PlanOutcome(validation=validation, stage=stage)
 
 
 def _planned(path: Path) -> PlanOrder:

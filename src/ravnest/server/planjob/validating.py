@@ -11,7 +11,7 @@ import math
 import os
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from safetensors import safe_open
@@ -146,6 +146,18 @@ def _not_finite(taken: TakenModel, fused: Path) -> str | None:
             if came is None or bool(came.isfinite().all()):
                 return str(key)
     return None
+
+
+def stage_not_finite(fused: Path, owners: Mapping[str, int]) -> int | None:
+    """The only stage with such a tensor. Training that diverges makes all stages so, and nobody is
+    to blame for that."""
+    stages = set()
+    with safe_open(fused, framework="pt") as file:
+        for key, stage in owners.items():
+            values = file.get_tensor(key)
+            if values.is_floating_point() and not bool(values.isfinite().all()):
+                stages.add(stage)
+    return stages.pop() if len(stages) == 1 and len(set(owners.values())) > 1 else None
 
 
 @contextlib.contextmanager

@@ -240,6 +240,7 @@ class Errands:
                         crashed=outcome.crashed,
                         full=outcome.full,
                         refused=outcome.validation is not None,
+                        stage=outcome.stage,
                     )
                 )
             else:

@@ -142,6 +142,8 @@ class FusingFailed(Happening, frozen=True, kw_only=True):
     """Nothing is known about the stages: the process died."""
     full: bool = False
     """The disk was: that is not the job's fault, and passes."""
+    stage: int | None = None
+    """The one that is at fault, if it is one alone."""
 
 
 class Noted(Happening, frozen=True, kw_only=True):

@@ -5,7 +5,7 @@ is refused, the last good one stays the result, other clusters of the run are tr
 run counts as lost: the job goes on from the last good weights as its rules say.
 """
 
-from ravnest.server.state import retrying, runs
+from ravnest.server.state import leaving_out, retrying, runs
 from ravnest.server.state.events import Fused, FusingFailed
 from ravnest.server.state.records import Job, Run, Validation
 from ravnest.server.state.recovery import fusible
@@ -31,7 +31,7 @@ def ended(world: World, event: Fused | FusingFailed, now: float) -> None:
     elif event.crashed:
         _crashed(world, run, event.reason, now)
     else:
-        _cannot_be_fused(world, run, event.reason, now, refused=event.refused)
+        _cannot_be_fused(world, run, event.reason, now, event.stage, refused=event.refused)
 
 
 def why_refused(found: Validation) -> str:
@@ -76,15 +76,25 @@ def _crashed(world: World, run: Run, reason: str, now: float) -> None:
 
 
 def _cannot_be_fused(
-    world: World, run: Run, reason: str, now: float, *, refused: bool = False
+    world: World,
+    run: Run,
+    reason: str,
+    now: float,
+    stage: int | None = None,
+    *,
+    refused: bool = False,
 ) -> None:
-    """Every cluster holds the whole model: perhaps another one does."""
+    """Every cluster holds the whole model: perhaps another one does. Whoever has brought back what
+    is no stage is done without from then on, as if its worker had failed."""
     assert run.fuses is not None
     how = f"the stages of cluster {run.fuses} cannot be put together"
     if refused:
         how = f"the weights of cluster {run.fuses} are refused, those before stay the result"
     cause = f"{how}: {reason}"
     world.note(now, "warning", cause, run.job)
+    for part in world.of_run[run.job]:
+        if (part.cluster, part.stage) == (run.fuses, stage):
+            leaving_out.consider(world, part, cause)
     run.unfusible.append(run.fuses)
     run.fusing_crashes = 0
     left = [part for part in world.of_run[run.job] if part.cluster not in run.unfusible]

@@ -143,6 +143,11 @@ def begin_if_all_free(world: World, job: Job, now: float) -> None:
     if not gone:
         runs.begin(world, job, now)
         return
+    for provider in gone:
+        # Whoever comes for each plan and goes before it begins must not keep the job from ever
+        # beginning. One that works for another job has not gone.
+        if provider not in world.at_work:
+            declining.declined(world, job, provider, now)
     name = world.called(gone[0])
     job.plan = None
     world.judged.pop(job.id, None)

@@ -28,13 +28,17 @@ def consider(world: World, part: Part, cause: str) -> bool:
     return True
 
 
-def accuses(world: World, part: Part, cause: str) -> None:
-    """Its worker has failed and says that another one is to blame. Whoever says so twice may be the
-    reason itself: the accused has had its turn to be done without."""
-    accusers = world.accusers.setdefault(part.job, set())
-    if part.provider in accusers:
+def accuses(world: World, part: Part, culprit: int, cause: str) -> None:
+    """Its worker has failed and says that another one is to blame. Once, that may be an accident of
+    both. The second time the accused is done without, and whoever goes on blaming is the reason
+    itself."""
+    accused = world.accusers.setdefault(part.job, {}).setdefault(part.provider, [])
+    accused.append(culprit)
+    blamed = next(one for one in world.of_run[part.job] if one.provider == culprit)
+    if accused == [culprit, culprit] and consider(world, blamed, cause):
+        return
+    if len(accused) > 1:
         consider(world, part, cause)
-    accusers.add(part.provider)
 
 
 def _others(world: World, job: Job, failed: int) -> bool:

@@ -94,6 +94,10 @@ def ended(world: World, event: PartEnded, now: float) -> None:
     if run.state == "preparing":  # a worker that nobody has started
         leaving_out.lose(world, part, f"{name} ended before training began: {end.reason}", now)
         return
+    if end.outcome == "done" and not event.results:
+        cause = f"{name} says that its work is done and has brought back nothing"
+        leaving_out.lose(world, part, cause, now)
+        return
     if end.outcome == "failed":
         # What it calls anything else is its own words, and blames nobody.
         others = (one for one in world.of_run[part.job] if one is not part)
@@ -110,7 +114,7 @@ def ended(world: World, event: PartEnded, now: float) -> None:
         if culprit is None:
             leaving_out.lose(world, part, cause, now)
         else:
-            leaving_out.accuses(world, part, cause)
+            leaving_out.accuses(world, part, culprit, cause)
             runs.lose(world, part, cause, now, secondhand=True)
         return
     part.state = "ended"

@@ -8,8 +8,9 @@ from ravnest.plan import ProviderSpec
 from ravnest.server.state.records import Job, Provider
 from ravnest.server.state.world import World
 
-LEAST_FIGURE = 1e-3
-"""Planning divides by speeds; one that was measured as 0 is very slow."""
+LEAST_FIGURE, MOST_FIGURE = 1e-3, 1e9
+"""Mbit/s, GFLOP/s and ms. Planning divides by what agents say, and one of them must not end the
+planning of others: a figure outside of this range counts as its nearer end."""
 
 
 def why_not_free(world: World, provider: Provider) -> str | None:
@@ -118,11 +119,15 @@ def _spec(
         address=f"{provider_name(id)}:1",
         memory_bytes=figures.memory_bytes,
         host_memory_bytes=figures.host_memory_bytes,
-        bandwidth_mbps=max(bandwidth, LEAST_FIGURE),
-        gflops=max(rate_of(figures, precision), LEAST_FIGURE),
-        latency_ms=figures.latency_ms,
+        bandwidth_mbps=_in_range(bandwidth),
+        gflops=_in_range(rate_of(figures, precision)),
+        latency_ms=min(figures.latency_ms, MOST_FIGURE),
         links=links,
     )
+
+
+def _in_range(figure: float) -> float:
+    return min(max(figure, LEAST_FIGURE), MOST_FIGURE)
 
 
 def rate_of(figures: Figures, precision: Precision | None) -> float:
@@ -140,11 +145,11 @@ def _links(id: int, figures: Figures, known: dict[int, Figures]) -> tuple[tuple[
             continue
         back = next((theirs.mbps for theirs in other.peers if theirs.provider == id), 0.0)
         direct = max(peer.mbps, back)
-        found[peer.provider] = direct if direct > 0 else relayed_mbps(figures, other)
+        found[peer.provider] = _in_range(direct) if direct > 0 else relayed_mbps(figures, other)
     return tuple(sorted(found.items()))
 
 
 def relayed_mbps(one: Figures, other: Figures) -> float:
     """Of a pair that meets at the server only."""
     both = (one.up_mbps, one.down_mbps, other.up_mbps, other.down_mbps)
-    return max(min(both), LEAST_FIGURE)
+    return _in_range(min(both))

@@ -139,7 +139,7 @@ class World:
     """Since when something could be planned if only the pool stayed as it is."""
     declined: dict[str, dict[int, Declined]] = field(default_factory=dict)
     """Job id → providers that have refused it for a reason that passes."""
-    accusers: dict[str, set[int]] = field(default_factory=dict)
+    accusers: dict[str, dict[int, list[int]]] = field(default_factory=dict)
     """Job id → providers whose workers have failed because of others, as they said."""
     judged: dict[str, int] = field(default_factory=dict)
     """Job id → version of the pool that its state was last decided with."""
