@@ -36,6 +36,18 @@ def test_of_a_report_only_its_figures_stay_as_they_are():
     assert live.reports[1] == WorkReport(at=1.0, step=7)
 
 
+def test_whatever_the_clock_of_a_worker_says_the_speed_of_a_link_is_a_number():
+    """Two reports with nearly the same time made it infinite, and no client understood that."""
+    live = LiveRun.of("job", 1, [PART, SimpleNamespace(provider=2, cluster=0, node="node_2")])
+    for at, sent in ((0.0, 0), (5e-324, 1 << 50), (0.2, 1 << 50), (1e11, 0), (0.0, 1 << 50)):
+        links = (LinkBytes(node="node_2", sent=sent, received=sent),)
+        live.take(PART, WorkReport(at=at, links=links))
+        traffic = live.traffic[1, 2]
+        assert traffic.sent_per_s <= 1e17
+        assert traffic.received_per_s <= 1e17
+    assert live.traffic[1, 2].at == 1e11
+
+
 def reports_of(sim, kept):
     core = SimpleNamespace(
         world=sim.world, happen=sim.happen, clock=lambda: sim.now, keep=kept.append

@@ -19,6 +19,8 @@ TIMELINE_S = 60.0
 _SPANS_OF_A_RUN = 200_000
 _SPANS_OF_A_PART = 4000
 _ROUNDS = 50
+_LEAST_S = 0.1
+"""Between two looks at the traffic of a link: the times are a worker's, and may be any."""
 _POINTS_OF_A_CURVE = 50_000
 _SERIES = 200
 _LISTS: dict[str, Any] = dict.fromkeys(("links", "spans", "rounds", "points", "notes"), ())
@@ -37,7 +39,7 @@ class Traffic:
 
     def count(self, at: float, sent: int, received: int) -> None:
         seconds = at - self.at
-        if seconds <= 0:
+        if seconds < _LEAST_S:
             return
         self.sent_per_s = max(0, sent - self.sent) / seconds
         self.received_per_s = max(0, received - self.received) / seconds
