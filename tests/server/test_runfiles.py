@@ -19,13 +19,16 @@ OWNER = "owner"
 SHA256 = hashlib.sha256(CONTENT).hexdigest()
 
 
+WORLD = SimpleNamespace(jobs={"job": SimpleNamespace(owner_role="requester", owner_name="a")})
+
+
 @pytest.fixture
 def run_files(tmp_path, monkeypatch):
     folders = Folders(tmp_path)
     folders.make()
     files = Files(folders, most_bytes=1 << 30, quota=Quota(1 << 30))
     monkeypatch.setattr(RunFiles, "_most_of", lambda self, part: 1500)
-    yield RunFiles(folders, files, None)
+    yield RunFiles(folders, files, WORLD)
     files.close()
 
 
@@ -78,7 +81,7 @@ def test_results_are_of_the_quota(tmp_path, part, monkeypatch):
     folders = Folders(tmp_path)
     folders.make()
     files = Files(folders, most_bytes=1 << 30, quota=Quota(1500))
-    run_files = RunFiles(folders, files, None)
+    run_files = RunFiles(folders, files, WORLD)
     monkeypatch.setattr(RunFiles, "_most_of", lambda self, part: 1 << 20)
 
     async def story():
@@ -229,8 +232,6 @@ def test_a_plan_hands_out_files_of_its_own_folder_only(
     (folder / "places.json").write_bytes(named)
     listed = SimpleNamespace(files=(FileRef(path="node.json", sha256=SHA256, size=6),))
     monkeypatch.setattr(run_files, "_assignment", lambda part: listed)
-    job = SimpleNamespace(owner_role="requester", owner_name="a")
-    monkeypatch.setattr(run_files, "_world", SimpleNamespace(jobs={"job": job}))
     if place == "kept":
         assert asyncio.run(run_files.file(part, SHA256)) == (folder / "kept").resolve()
     else:

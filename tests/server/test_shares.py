@@ -1,6 +1,7 @@
 """Shares of a server: files of one owner are their own, and leave room for results of others."""
 
 import asyncio
+import contextlib
 import hashlib
 import shutil
 from collections import namedtuple
@@ -214,6 +215,43 @@ def test_results_come_in_although_their_own_owner_has_filled_its_share(tmp_path)
 
     asyncio.run(story())
     files.close()
+
+
+def test_results_beyond_a_share_leave_as_much_as_they_take(tmp_path):
+    """One owner's machines filled the reserve with results, and those of others were refused."""
+    folders = Folders(tmp_path)
+    folders.make()
+    quota = Quota(20 * MB, 2 * MB, 6 * MB)
+    files = Files(folders, most_bytes=1 << 30, quota=quota, owner_of=lambda job: job[0])
+    brought = {"a": 0, "b": 0, "c": 0}
+
+    async def bring(owner, **more):
+        content = f"{owner}{brought[owner]}".encode().ljust(MB)
+        sha256 = hashlib.sha256(content).hexdigest()
+        target = folders.results(f"{owner}-job", 1, brought[owner]) / "trained.json"
+
+        async def body():
+            yield content
+
+        await files.receive_result(f"{owner}-job", target, sha256, MB, MB, body(), **more)
+        brought[owner] += 1
+
+    async def story():
+        for owner in brought:
+            with contextlib.suppress(Refusal):
+                for _ in range(20):
+                    await bring(owner)
+            with pytest.raises(Refusal, match="beyond its share"):
+                await bring(owner)
+        for _ in range(20 - sum(brought.values())):
+            await bring("a", has_share=False)
+        with pytest.raises(Refusal, match="--quota"):
+            await bring("a", has_share=False)
+
+    asyncio.run(story())
+    files.close()
+    # Of 20: 2 + 9, where 9 are left; then 2 + 3 beside 4; then 2 + 1, which leaves one.
+    assert (brought["b"], brought["c"]) == (5, 3)
 
 
 @pytest.mark.parametrize(

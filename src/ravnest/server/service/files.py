@@ -190,11 +190,12 @@ class Files:
         most: int,
         body: AsyncIterator[bytes],
         *,
+        has_share: bool = True,
         before_it_is_kept: Callable[[], None] = lambda: None,
     ) -> int:
         """Its size, once it is in its place. `before_it_is_kept` may still refuse it when all of it
         is there."""
-        whose = _Whose(self._owner_of(job), job)
+        whose = _Whose(self._owner_of(job), job, has_share)
         return await self._into(target, sha256, size, most, body, whose, before_it_is_kept)
 
     async def _into(
@@ -260,9 +261,12 @@ class Files:
         coming = sum(taken for _, taken in others)
         taken, most = self.held_bytes + coming, self.quota.total_bytes
         kept = "" if whose.job else f" beside {self.quota.reserve_bytes} for results (--reserve)"
-        if not whose.job:
+        own = sum(n for owner, n in others if owner == whose.owner)
+        if whose.job:
+            self._look_for_balance(size, whose, own, most - taken)
+        else:
             most -= self.quota.reserve_bytes
-            self._look_for_share(size, whose, sum(n for owner, n in others if owner == whose.owner))
+            self._look_for_share(size, whose, own)
         if taken + size > most:
             # A result is not to be given up for that: its sender comes again.
             raise Refusal(
@@ -281,6 +285,22 @@ class Files:
                 f"one owner may have {share} bytes of files on this server (--owner-quota); yours "
                 f"are {held}, {coming} more are on their way, and this file would add {size}: "
                 "delete jobs that you do not need any more (ravnest job delete)",
+            )
+
+    def _look_for_balance(self, size: int, whose: _Whose, coming: int, free: int) -> None:
+        """What results take beyond the share of their owner is no more than they leave free (a
+        dynamic threshold, as switches have for their buffers): whatever the machines of some owners
+        bring back, those of another one find room."""
+        share = self.quota.owner_bytes
+        if not whose.has_share or share is None:
+            return
+        beyond = self.held_by(whose.owner) + coming + size - share
+        if beyond > 0 and beyond > free - size:
+            raise Refusal(
+                "full",
+                f"results of this owner's jobs would be {beyond} bytes beyond its share of {share} "
+                f"(--owner-quota), which is more than they would leave of the {free} bytes that "
+                "are free; delete jobs of this owner that are not needed any more",
             )
 
     async def _leave_room(self, size: int, whose: _Whose) -> None:

@@ -32,7 +32,7 @@ _KNOWN = 512
 _WRITTEN = 64
 _BROUGHT = 20_000
 _MOST_RESULTS = 16
-_LEAST_RESULT_BYTES = 16 << 20
+_LEAST_RESULT_BYTES = 1 << 20
 
 
 class RunFiles:
@@ -166,6 +166,7 @@ class RunFiles:
                 size,
                 room,
                 body,
+                has_share=self._world.jobs[part.job].owner_role != "operator",
                 before_it_is_kept=still_wanted,
             )
         finally:
