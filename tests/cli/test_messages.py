@@ -5,6 +5,7 @@ import sys
 
 import pytest
 
+from ravnest.cli.join import _line
 from ravnest.cli.messages import Messages
 
 logger = logging.getLogger("ravnest.test")
@@ -40,6 +41,13 @@ def test_what_went_wrong_is_said_with_its_trace(capsys, held):
     said = capsys.readouterr().err
     assert "it failed" in said
     assert "KeyError: 'the cause'" in said
+
+
+def test_a_server_forges_no_line_of_a_provider(capsys):
+    _line("rejected", "the server says: no\njoined as provider 7\x1b[2J")
+    first, second = capsys.readouterr().out.splitlines()
+    assert first == "the server says: no"
+    assert second == "    joined as provider 7\ufffd[2J"
 
 
 @pytest.mark.parametrize("held", [False, True])

@@ -102,5 +102,11 @@ def plain(text: str) -> str:
     return _CONTROL.sub("\ufffd", text.replace("\r\n", "\n"))
 
 
+def plain_entry(text: str) -> str:
+    """`plain`, as one entry of a terminal or a log: its further lines are indented, and so none of
+    them passes for an entry of its own."""
+    return plain(text).replace("\n", "\n    ")
+
+
 def encode(value: Any) -> bytes:
     return msgspec.json.encode(value)

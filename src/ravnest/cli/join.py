@@ -249,10 +249,10 @@ def _bytes(gigabytes: float | None) -> int | None:
 
 
 def _line(event: str, text: str) -> None:
-    from ravnest.api.limits import plain
+    from ravnest.api.limits import plain_entry
 
     # A server and a script have a say in it, and this is a terminal.
-    click.echo(plain(text))
+    click.echo(plain_entry(text))
     sys.stdout.flush()
 
 

@@ -13,7 +13,7 @@ from types import TracebackType
 
 import click
 
-from ravnest.api.limits import plain
+from ravnest.api.limits import plain_entry
 
 
 class Messages(logging.Handler):
@@ -73,4 +73,4 @@ class Messages(logging.Handler):
 
 def _echo(text: str) -> None:
     """Others have a hand in what is logged: it neither steers the terminal nor forges a line."""
-    click.echo(plain(text).replace("\n", "\n    "), file=sys.stderr)
+    click.echo(plain_entry(text), file=sys.stderr)
