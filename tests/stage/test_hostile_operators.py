@@ -122,6 +122,33 @@ CASES = {
         [op(2, "aten.remainder.Scalar", v(0), -1)],
         [given([LEAST], "int64")],
     ),
+    "the least integer averaged over -1": (
+        [op(2, "aten.avg_pool2d.default", v(0), [1, 1], [1, 1], [0, 0], False, True, -1)],
+        [given([[[LEAST]]], "int64")],
+    ),
+    "the least integer averaged over a number that is computed": (
+        [
+            op(2, "neg", 1),
+            op(3, "aten.avg_pool3d.default", v(0), [1], [1], [0], False, True, v(2)),
+        ],
+        [given([[[[LEAST]]]], "int64")],
+    ),
+    "a range whose end is a float that is computed": (
+        [
+            op(2, "pow", -2.0, 63),
+            op(3, "aten.arange.start_step", 0, v(2), -1, dtype={"dtype": "int64"}),
+        ],
+        [given([1.0])],
+    ),
+    "a range whose start is a float that is a value": (
+        [
+            op(2, "aten.item.default", v(0)),
+            op(3, "aten.neg.default", v(0)),
+            op(4, "aten.item.default", v(3)),
+            op(5, "aten.arange.start_step", v(4), v(2), -1, dtype={"dtype": "int64"}),
+        ],
+        [given(-(2.0**63), "float64")],
+    ),
     "a dilation of 2**62": (
         [op(2, "aten.im2col.default", v(0), [2, 2], [2**62, 2**62], [0, 0], [1, 1])],
         [given(IMAGE)],

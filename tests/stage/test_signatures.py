@@ -15,7 +15,13 @@ from torch._ops import OpOverload
 from ravnest.errors import PackageError
 from ravnest.stage.arithmetic import ARITHMETIC, ARITHMETIC_NAMES, ARITY
 from ravnest.stage.guarded import guarded
-from ravnest.stage.operators import allowed_operators, operator_name, resolve, tensor_operator
+from ravnest.stage.operators import (
+    allowed_operators,
+    encode,
+    operator_name,
+    resolve,
+    tensor_operator,
+)
 from ravnest.stage.signatures import check_call
 
 
@@ -83,6 +89,42 @@ def test_a_tensor_that_cannot_be_meant_is_refused_before_it_is_made(name, args, 
 def test_a_size_beyond_all_numbers_is_refused():
     with pytest.raises(PackageError, match="out of bounds"):
         check_call("aten.randn.default", [[2**62] * 40], {}, 1 << 32)
+
+
+@pytest.mark.parametrize(
+    ("name", "args"),
+    [
+        ("aten.arange.start_step", [0, 2**60, 2**59]),
+        ("aten.arange.start_step", [-(2**60), 1, 2**60]),
+        ("aten.arange.start_step", [0, -(2.0**63), -1]),
+        ("aten.arange.start_step", [-(2.0**63), 0, -1]),
+        ("aten.arange.start_step", [0, 1, 2.0**60]),
+        ("aten.arange.default", [math.inf]),
+        ("aten.arange.default", [math.nan]),
+        ("aten.arange.default", [complex(-(2.0**63))]),
+        ("aten.avg_pool2d.default", [torch.ones(1, 2, 2), [1, 1], [], [0, 0], False, True, -1]),
+        ("aten.avg_pool2d.default", [torch.ones(1, 2, 2), [1, 1], [], [0, 0], False, True, 0]),
+        ("aten.avg_pool3d.default", [torch.ones(1, 1, 1, 1), [1], [], [0], False, True, -1]),
+        ("aten.upsample_nearest1d.vec", [torch.ones(1, 1, 1), None, [math.nan]]),
+        ("aten.upsample_nearest1d.vec", [torch.ones(1, 1, 1), None, [2.0**24]]),
+        ("aten.upsample_nearest1d.vec", [torch.ones(1, 1, 1), None, [-1.0]]),
+    ],
+    ids=str,
+)
+def test_a_number_of_any_type_has_a_bound_where_it_decides_a_size(name, args):
+    """As a constant, and as one that operators before it have computed."""
+    with pytest.raises(PackageError, match=r"out of bounds|takes no complex"):
+        resolve(name)(*args)
+    written = [
+        v(0) if isinstance(one, torch.Tensor) else encode(one, lambda value: value) for one in args
+    ]
+    with pytest.raises(PackageError, match=r"out of bounds|takes no complex"):
+        check_call(name, written, {}, 1 << 62)
+
+
+def test_a_range_whose_size_is_said_takes_any_number():
+    check_call("aten.linspace.default", [0, {"float": "inf"}, 3], {}, 10)
+    assert resolve("aten.linspace.default")(0, 2.0**63, 2).tolist() == [0.0, 2.0**63]
 
 
 def test_views_and_indices_may_be_large():

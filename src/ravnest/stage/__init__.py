@@ -5,7 +5,7 @@
     operators.py   which operators data may name, and how values are written as JSON
     arithmetic.py  the ones on plain numbers; guarded.py: the ones torch does not check enough
     zero_fill.py   memory that torch allocates, zeroed
-    argument_rules.py  bounds for the integers of every call
+    argument_rules.py  bounds for the numbers of every call
     failures.py    why an operator failed, without values of tensors
     signatures.py  does a call fit its operator?
     checking.py    does a whole graph hold together, within limits?

@@ -7,7 +7,7 @@ values or shapes of their tensors so far that wrong ones make them read or write
 part of the result unwritten or trap (found by tests/stage/fuzzing.py on the CPU); those are checked
 before the call. A guard of a kernel that indexes states the ranks of all operands and how their
 shapes follow from each other, also where torch checks some of it: a kernel that looks at sizes of
-one rank loops over the elements of another. Bounds of plain integers are in argument_rules.py.
+one rank loops over the elements of another. Bounds of plain numbers are in argument_rules.py.
 Kernels of that kind which no captured model needs are not on the allow-list.
 
 No text of an error holds a number that an operator was given: a size may be made from a value.
@@ -100,17 +100,6 @@ def _has_integer(value: Any, dtype: torch.dtype, wanted: int) -> bool:
     if not isinstance(value, torch.Tensor):
         value = torch.tensor(value) if isinstance(value, int) else torch.empty(0)
     return _has_values(value) and bool((value.to(dtype) == wanted).any())
-
-
-def _ranged(operator: OpOverload) -> Function:
-    """The number of steps is a quotient of integers, which may overflow or trap."""
-
-    def ranged(*args: Any, **kwargs: Any) -> Any:
-        if any(isinstance(n, int) and abs(n) >= 2**60 for n in (*args, *kwargs.values())):
-            raise PackageError(f"operator {operator} with a bound or a step of 2**60 or more")
-        return operator(*args, **kwargs)
-
-    return ranged
 
 
 def _recurrent(gates: int, operator: OpOverload) -> Function:
@@ -438,7 +427,6 @@ _GUARDS: dict[str, Callable[[OpOverload], Function]] = {
     "gather": _gather,
     "as_strided": _as_strided,
     "repeat_interleave": _repeated,
-    "arange": _ranged,
     "grid_sampler": _grid_sampler,
     "scaled_dot_product_attention": _attention,
     "_weight_norm": _weight_norm,
