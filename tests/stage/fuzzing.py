@@ -10,25 +10,29 @@ stage, in child processes whose heaps are filled with two different patterns. A 
                 told: backwards of other operators would trust indices that have changed since they
                 were checked
 
-Two kinds of calls are made. Random ones (cases from 0 on) change one to three arguments of a sample
-call. Shape calls (cases below 0) are all there are: of each sample call, each tensor in turn gets
-another rank and a size of 0, under each value of an enumeration, with contents that every check of
-values lets pass, so that the kernel itself is reached. And each tensor that could be one is once
-the gradient that the operator is handed in a hand-written backward, behind an embedding whose
-gradient torch makes sparse and whose indices another node has overwritten meanwhile.
+Three kinds of calls are made. Random ones (cases from 0 on) change one to three arguments of a
+sample call. Shape calls (cases below 0) are all there are: of each sample call, each tensor in turn
+gets another rank and a size of 0, under each value of an enumeration, with contents that every
+check of values lets pass, so that the kernel itself is reached. And each tensor that could be one
+is once the gradient that the operator is handed in a hand-written backward, behind an embedding
+whose gradient torch makes sparse and whose indices another node has overwritten meanwhile. Number
+calls (below NUMBERS) are all there are, too: of a sample call, each number in turn is one at which
+arithmetic of integers ends, as an integer and as a float, alone and with -1 for another number;
+and all tensors of floats are integers, each in turn the least ones and the others -1.
 
 A child announces each call before it makes it, so that the parent knows which one was the last and
 goes on behind it. Calls follow from the seed and the operator alone.
 
     python tests/stage/fuzzing.py [--seconds S] [--seed N] [--only TEXT]
 
-makes all shape calls, and then rounds with growing seeds until the time is over
+makes all shape and number calls, and then rounds with growing seeds until the time is over
 (`python3 dev.py soak fuzzing`).
 """
 
 import argparse
 import functools
 import hashlib
+import itertools
 import json
 import math
 import os
@@ -37,7 +41,7 @@ import re
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -48,6 +52,8 @@ CALL_S = 60.0
 MEMORY_BYTES = 3 << 30
 FAR = 1 << 40
 """An index outside of any table."""
+NUMBERS = -(1 << 20)
+"""Cases from here downwards are number calls."""
 MOST_ELEMENTS = 1 << 20
 """Of a result that is compared; a larger one is only looked at by its shape."""
 SAMPLES = Path(__file__).with_name("sample_calls.json")
@@ -58,7 +64,17 @@ EXTREME = (
     2**63 - 1, -(2**63), 2**62, -(2**62), 2**48, 2**40 - 1, 2**33, 2**32, 2**31, 2**31 - 1,
     -(2**31), 2**24 - 1, 2**20 - 1, 65537, 1000,
 )  # fmt: skip
-FLOATS = (0.0, -0.0, 0.5, 1.0, -1.0, 2.0, math.inf, -math.inf, math.nan, 1e-300, 1e300, 1e9, -1e9)
+FLOATS = (
+    0.0, -0.0, 0.5, 1.0, -1.0, 2.0, math.inf, -math.inf, math.nan, 1e-300, 1e300, 1e9, -1e9,
+    2.0**63, -(2.0**63), -(2.0**31),
+)  # fmt: skip
+ENDS = {
+    "int": (-1, 0, -(2**63), 2**63 - 1),
+    "number": (-1, 0, -(2**63), -1.0, -(2.0**63), 2.0**63, {"float": "nan"}),
+    "float": (-1.0, 0.0, -(2.0**63), 1e300, 1e-300, {"float": "inf"}, {"float": "nan"}),
+}
+"""Numbers at which arithmetic of integers ends, by the kind of their parameter."""
+INTEGERS = ("int64", "int32", "int8")
 WORDS = (
     "floor", "trunc", "mean", "sum", "prod", "amax", "amin", "none", "tanh", "reflect", "constant",
     "replicate", "circular", "valid", "same", "ij", "xy", "ortho", "forward", "linear", "nearest",
@@ -178,7 +194,72 @@ def _at(value: Any, path: Sequence[Any]) -> Any:
     return value
 
 
+@functools.cache
+def number_calls(operator: Any, name: str) -> list[Any]:
+    """All calls of this operator in which a number, or all elements of a tensor, are such at which
+    arithmetic of integers ends."""
+    found: dict[str, Any] = {}
+    for sample in samples().get(name, [])[:2]:
+        call = _with_defaults(operator, sample)
+        for base in (call, *_with_least_integers(call)):
+            found[json.dumps(base)] = base
+            for one in _with_ends(operator, base):
+                found[json.dumps(one)] = one
+    return list(found.values())
+
+
+def _with_defaults(operator: Any, sample: Any) -> Any:
+    args, kwargs = _tame(sample)
+    positional = [a for a in operator._schema.arguments if not a.kwarg_only]
+    args += [a.default_value for a in positional[len(args) :] if a.has_default_value()]
+    return [args[: len(positional)], kwargs]
+
+
+def _with_least_integers(call: Any) -> Iterator[Any]:
+    """In place of all floats: the least ones, or a single one, divide and are divided worst."""
+    places = [place for place in _places(call) if "float" in _at(call, place)["tensor"][0]]
+    for dtype, contents, chosen in itertools.product(INTEGERS, ("least", "one least"), places):
+        one = json.loads(json.dumps(call))
+        for place in places:
+            described = _at(one, place)
+            described["tensor"][0] = dtype
+            described["contents"] = contents if place == chosen else "negative one"
+        yield one
+
+
+def _with_ends(operator: Any, call: Any) -> Iterator[Any]:
+    numbers = []
+    for index, argument in enumerate(operator._schema.arguments):
+        kind = re.sub(r"Optional\[|List\[|\]", "", str(argument.real_type))
+        path = (1, argument.name) if argument.kwarg_only else (0, index)
+        is_there = argument.kwarg_only or index < len(call[0])
+        if kind in ENDS and is_there:
+            numbers.append((path, kind, "List" in str(argument.real_type)))
+    for path, kind, is_list in numbers:
+        for end in ENDS[kind]:
+            one = json.loads(json.dumps(call))
+            _put(one, path, end, is_list)
+            yield one
+            for other, kind_of_other, is_other_list in numbers if _is_far(end) else ():
+                if other != path:
+                    two = json.loads(json.dumps(one))
+                    _put(two, other, ENDS[kind_of_other][0], is_other_list)
+                    yield two
+
+
+def _is_far(number: Any) -> bool:
+    return not isinstance(number, dict) and abs(number) >= 2**62
+
+
+def _put(call: Any, path: Sequence[Any], number: Any, is_list: bool) -> None:
+    container, key = _at(call, path[:-1]), path[-1]
+    known = container[key] if isinstance(container, list) else container.get(key)
+    container[key] = [number] * (len(known or ()) or 1) if is_list else number
+
+
 def call_of(operator: Any, name: str, seed: int, case: int) -> Any:
+    if case <= NUMBERS:
+        return number_calls(operator, name)[NUMBERS - case]
     if case < 0:
         return shape_calls(operator, name)[-1 - case]
     return Maker(operator, name, seed, case).call()
@@ -344,6 +425,8 @@ def _contents(torch: Any, described: Any) -> Any:
             real = -real - 1
         if kind == "tame":
             real = torch.zeros_like(real)
+        if kind == "negative one":
+            real = torch.full_like(real, -1)
         info = None if dtype == torch.bool else torch.iinfo(dtype)
         ends = (
             [0, 1, -1]
@@ -359,6 +442,9 @@ def _contents(torch: Any, described: Any) -> Any:
             ]
         )
         odd = torch.tensor(ends)
+        if kind in ("least", "one least"):
+            real = torch.zeros_like(real)
+            (real if kind == "least" else real.view(-1)[:1]).fill_(ends[0])
     if kind in ("extreme", "one extreme", "special") and real.numel():
         chosen = odd[torch.randint(0, len(odd), shape, generator=generator)].to(real.dtype)
         spots = torch.rand(shape, generator=generator) < (1.0 if kind == "extreme" else 0.3)
@@ -578,7 +664,9 @@ def _outcomes(
     found: dict[tuple[str, int], str] = {}
     tunables = f"glibc.malloc.perturb={heap}:glibc.malloc.tcache_count=0"
     environment = {**os.environ, "GLIBC_TUNABLES": tunables, "OMP_NUM_THREADS": "1"}
-    while left := [call for call in wanted if call not in found]:
+    crashed: set[str] = set()
+    """Without guards it is enough to know that an operator does."""
+    while left := [call for call in wanted if call not in found and call[0] not in crashed]:
         lines = "".join(f"{name} {case}\n" for name, case in left)
         outcome = _one_child(options, environment, lines, found)
         if outcome is None:
@@ -587,6 +675,8 @@ def _outcomes(
         if current is None:
             raise RuntimeError(f"the fuzzer's child does not start: {how}")
         found[current] = how
+        if "--unguarded" in options:
+            crashed.add(current[0])
     return found
 
 
@@ -648,12 +738,30 @@ def fuzz_shapes(
 ) -> Iterator[Finding]:
     """All findings among the shape calls of these operators, or every so many-th of them. Without
     the guards it is torch itself that is looked at."""
+    yield from _fuzz_all(shape_calls, -1, operators, share, guarded=guarded)
+
+
+def fuzz_numbers(
+    operators: Sequence[str], share: int = 1, *, guarded: bool = True
+) -> Iterator[Finding]:
+    """The same of the number calls."""
+    yield from _fuzz_all(number_calls, NUMBERS, operators, share, guarded=guarded)
+
+
+def _fuzz_all(
+    calls: Callable[[Any, str], list[Any]],
+    first: int,
+    operators: Sequence[str],
+    share: int,
+    *,
+    guarded: bool,
+) -> Iterator[Finding]:
     from ravnest.stage.operators import tensor_operator
 
     wanted = [
-        (name, -1 - number)
+        (name, first - number)
         for name in operators
-        for number in range(len(shape_calls(tensor_operator(name), name)))
+        for number in range(len(calls(tensor_operator(name), name)))
     ]
     yield from _compared(wanted[::share], 0, () if guarded else ("--unguarded",))
 
@@ -682,7 +790,7 @@ def soak(seconds: float, seed: int, only: str) -> int:
 
     names = sorted(name for name in allowed_operators() if only in name)
     count, end = 0, time.monotonic() + seconds
-    for finding in fuzz_shapes(names):
+    for finding in itertools.chain(fuzz_shapes(names), fuzz_numbers(names)):
         count += 1
         print(finding, flush=True)
     while time.monotonic() < end:

@@ -8,7 +8,7 @@ from importlib import resources
 
 import pytest
 from emitted import operators_of_layers
-from fuzzing import Finding, fuzz, fuzz_shapes
+from fuzzing import Finding, fuzz, fuzz_numbers, fuzz_shapes
 from zoo import ZOO
 from zoo_models.layers import PROGRAMS
 
@@ -43,13 +43,15 @@ def test_ordinary_layers_emit_what_the_list_says(program):
 def test_no_operator_crashes_hangs_or_shows_old_memory():
     """A small share of what `python3 dev.py soak fuzzing` does for an hour."""
     found: list[Finding] = list(fuzz(NAMES, range(2), seed=0))
-    found += fuzz_shapes(NAMES, share=4)
+    found += fuzz_shapes(NAMES, share=5)
+    found += fuzz_numbers(NAMES, share=37)
     assert found == []
 
 
 def test_the_fuzzer_finds_what_guards_are_for():
     """Each of these was missed: shapes were changed at random, a forward whose backward failed was
-    not looked at, and no operator was handed a sparse gradient."""
+    not looked at, no operator was handed a sparse gradient, and the least integer was neither a
+    float nor met a divisor of -1."""
     wanted = {
         ("aten.embedding_bag.default", "crash"),
         ("aten.binary_cross_entropy.default", "difference"),
@@ -57,9 +59,11 @@ def test_the_fuzzer_finds_what_guards_are_for():
         ("aten.cumsum.default", "sparse"),
     }
     names = [name for name, _ in wanted]
-    found = {(finding.operator, finding.kind) for finding in fuzz_shapes(names, guarded=False)}
-    assert wanted <= found
-    assert list(fuzz_shapes(names)) == []
+    traps = ["aten.arange.start_step", "aten.avg_pool2d.default", "aten.avg_pool3d.default"]
+    findings = [*fuzz_shapes(names, guarded=False), *fuzz_numbers(traps, guarded=False)]
+    found = {(finding.operator, finding.kind) for finding in findings}
+    assert wanted | {(name, "crash") for name in traps} <= found
+    assert [*fuzz_shapes(names), *fuzz_numbers(traps, share=5)] == []
 
 
 def test_the_fuzzer_finds_a_result_that_shares_memory_unseen(monkeypatch):
