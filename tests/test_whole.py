@@ -7,7 +7,7 @@ import time
 import pytest
 
 from ravnest import whole
-from ravnest.whole import PRIVATE, must_be_plain, remove_whole, write_whole
+from ravnest.whole import PRIVATE, must_be_plain, write_whole
 
 
 def test_two_processes_may_write_a_file_at_once(tmp_path, monkeypatch):
@@ -37,29 +37,6 @@ def test_what_a_killed_process_was_writing_does_not_stay_for_good(tmp_path):
     write_whole(path, b"new", PRIVATE)
     assert stat.S_IMODE(path.stat().st_mode) == PRIVATE
     assert set(tmp_path.iterdir()) == {path, writing, *others}
-
-
-def test_what_a_stranger_has_left_is_removed_and_no_link_is_followed(tmp_path):
-    kept = tmp_path / "kept"
-    kept.mkdir()
-    (kept / "file").write_text("1")
-    left = tmp_path / "left"
-    closed = left / "closed"
-    closed.mkdir(parents=True)
-    for place in (left, closed):
-        (place / "link").symlink_to(kept)
-        (place / "dangling").symlink_to("nowhere")
-    closed.chmod(0)
-    deep = str(left)
-    for _ in range(1200):  # more than Python nests calls
-        deep += "/d"
-        os.mkdir(deep)
-    remove_whole(left)
-    (tmp_path / "top").symlink_to(kept)
-    remove_whole(tmp_path / "top")
-    remove_whole(tmp_path / "nothing")
-    assert [path.name for path in tmp_path.iterdir()] == ["kept"]
-    assert (kept / "file").read_text() == "1"
 
 
 def test_a_link_on_the_way_is_found_below_the_folders_of_the_root(tmp_path):

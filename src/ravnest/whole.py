@@ -1,7 +1,7 @@
 """Files that have the old content or the new one, whatever happens meanwhile, and are on disk.
 
-And what processes that are not trusted have left behind: read up to a limit, removed without
-following links, and no way to other folders.
+And what processes that are not trusted have left behind: read up to a limit, and no way to other
+folders.
 """
 
 import contextlib
@@ -9,7 +9,6 @@ import errno
 import os
 import re
 import secrets
-import stat
 import time
 from pathlib import Path
 
@@ -79,28 +78,6 @@ def read_at_most(path: Path, most: int) -> bytes:
         if os.fstat(file.fileno()).st_size > most:
             raise OSError(errno.EFBIG, f"more than {most} bytes", path.name)
         return file.read(most)
-
-
-def remove_whole(path: Path) -> None:
-    """A folder with all that is in it, or what stands in its place. A link is removed and not
-    followed, a folder that was closed by its maker is opened. What cannot be removed stays."""
-    folders = [str(path)]
-    with contextlib.suppress(OSError):
-        if not stat.S_ISDIR(path.lstat().st_mode):
-            path.unlink()
-            return
-    for folder in folders:  # not by calls in calls: a maker may nest more folders than Python does
-        with contextlib.suppress(OSError):
-            os.chmod(folder, 0o700)
-            with os.scandir(folder) as found:
-                for entry in found:
-                    if entry.is_dir(follow_symlinks=False):
-                        folders.append(entry.path)
-                    else:
-                        os.unlink(entry.path)
-    for folder in reversed(folders):
-        with contextlib.suppress(OSError):
-            os.rmdir(folder)
 
 
 def must_be_plain(path: Path, root: Path) -> None:

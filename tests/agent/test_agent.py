@@ -18,7 +18,6 @@ from ravnest.agent import clockwork, errand, fetching, joining
 from ravnest.agent import folders as folders_module
 from ravnest.agent.errand import Errand
 from ravnest.agent.folders import WorkFolders
-from ravnest.agent.removing import remove
 from ravnest.api.control import (
     Admit,
     Assign,
@@ -38,6 +37,7 @@ from ravnest.api.control import (
 )
 from ravnest.api.machine import Caps
 from ravnest.api.work import Neighbour
+from ravnest.removing import remove
 
 
 def test_from_the_first_start_to_delivered_results(tmp_path, monkeypatch):

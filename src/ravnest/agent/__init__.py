@@ -14,7 +14,7 @@
     hours.py       when the machine may be used (pure); clockwork.py: what is done by the clock
     channel.py     the connection to the server that control.py speaks through
     errand.py      an assignment on this machine: folders.py, fetching.py; worker.py, in a sandbox
-    clearing.py    folders of assignments that are over; removing.py: whatever a script made of them
+    clearing.py    folders of assignments that are over
     keeping.py     its files, for the next run of the same job; results.py: what its worker saved
     thinning.py    what its worker reports, not too often; reports.py: many as one (pure)
     tunnel.py      neighbours that can be reached through the server only; pacing.py: not too fast

@@ -26,12 +26,12 @@ from pathlib import Path
 import msgspec
 
 from ravnest.agent.identity import Identity
-from ravnest.agent.removing import move, remove
 from ravnest.agent.results import most_bytes, results_in
 from ravnest.api.limits import NOT_UNDERSTOOD
 from ravnest.api.work import Assignment, WorkEnd, WorkOrder
 from ravnest.client.known import write_private
 from ravnest.errors import JobError
+from ravnest.removing import move, remove
 
 RESTARTED = "the agent was restarted while the worker was at work"
 _MOST_UNDELIVERED = 8

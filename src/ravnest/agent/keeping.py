@@ -14,9 +14,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from ravnest.agent.removing import remove
 from ravnest.api.limits import FileRef
 from ravnest.client.http import hash_file
+from ravnest.removing import remove
 
 _MOST_JOBS = 4
 _LONGEST_S = 24 * 3600.0

@@ -27,7 +27,8 @@ from collections.abc import Set
 from pathlib import Path
 
 from ravnest.errors import ServerError
-from ravnest.whole import remove_whole, write_whole
+from ravnest.removing import remove_whole
+from ravnest.whole import write_whole
 
 FUSED = {"safetensors": "trained_state_dict.safetensors", "pt": "trained_state_dict.pt"}
 """The fused weights by their formats, as fusion calls them: that is a room with torch in it."""

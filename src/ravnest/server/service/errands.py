@@ -8,6 +8,7 @@ from typing import Any
 
 from ravnest.api.jobs import JobSpec
 from ravnest.errors import JobError
+from ravnest.removing import remove_whole
 from ravnest.server.folders import FUSED, Folders, blob_key, owner_key
 from ravnest.server.planjob.outcome import NODE_DATA, PlanOrder, PlanOutcome
 from ravnest.server.room import SPARE_BYTES, is_for_lack_of_room
@@ -30,7 +31,6 @@ from ravnest.server.state.effects import (
 )
 from ravnest.server.state.events import Fused, FusingFailed, NotHanded, PlanFailed, PlanMade
 from ravnest.server.state.records import Part
-from ravnest.whole import remove_whole
 
 logger = logging.getLogger("ravnest.server")
 

@@ -11,11 +11,12 @@ from pathlib import Path
 import msgspec
 
 from ravnest.api.machine import provider_name
+from ravnest.removing import remove_whole
 from ravnest.server.folders import FUSED, FUSED_RUN, HELD_OUT, REFUSED, link_or_copy
 from ravnest.server.planjob.outcome import FRESH, ORDER, PlanOrder, PlanOutcome
 from ravnest.server.state.fusing import why_refused
 from ravnest.server.state.records import Validation
-from ravnest.whole import read_at_most, remove_whole, sync_files, sync_folder, write_whole
+from ravnest.whole import read_at_most, sync_files, sync_folder, write_whole
 
 _RETIRED = "retired"
 """Beside the result: the one before it, until the new one is in its place."""

@@ -17,6 +17,7 @@ from ravnest.api.requests import SUBMISSION_KEY
 from ravnest.api.views import ENDED_JOBS
 from ravnest.errors import JobError
 from ravnest.recipes.metrics import curve_names
+from ravnest.removing import remove_whole
 from ravnest.server.access import Caller
 from ravnest.server.changes import Put
 from ravnest.server.folders import Folders, blob_key, link_or_copy, owner_key
@@ -30,7 +31,7 @@ from ravnest.server.service.work import Workshop
 from ravnest.server.state.events import Submitted
 from ravnest.server.state.records import Job
 from ravnest.server.state.words import counted
-from ravnest.whole import make_folder, remove_whole, sync_files
+from ravnest.whole import make_folder, sync_files
 
 _PARTS = 4
 """No owner has more of all jobs that the server keeps than one in so many."""

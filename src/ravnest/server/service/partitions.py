@@ -16,6 +16,7 @@ from ravnest.api.limits import FileRef
 from ravnest.api.work import Assignment, DataPart, RowRange
 from ravnest.data.dividing import held_out_part
 from ravnest.data.slicing import row_bytes, slice_rows
+from ravnest.removing import remove_whole
 from ravnest.server.folders import HELD_OUT, link_or_copy
 from ravnest.server.planjob.assigning import assignments, must_fit
 from ravnest.server.planjob.outcome import (
@@ -31,7 +32,7 @@ from ravnest.server.planjob.outcome import (
     PlanOutcome,
 )
 from ravnest.server.room import leave_room
-from ravnest.whole import make_folder, read_at_most, remove_whole, sync_files, write_whole
+from ravnest.whole import make_folder, read_at_most, sync_files, write_whole
 
 _ROWS = "rows"
 

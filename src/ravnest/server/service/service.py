@@ -11,6 +11,7 @@ import msgspec
 
 from ravnest.api.views import JobView, PlanView, ProviderView, RunView, ServerView
 from ravnest.release import VERSION
+from ravnest.removing import remove_whole
 from ravnest.server.access import Access, TokenRecord
 from ravnest.server.authority import Authority
 from ravnest.server.folders import Folders, owner_key
@@ -39,7 +40,6 @@ from ravnest.server.state.events import Started
 from ravnest.server.state.records import Job
 from ravnest.server.state.world import Settings, World
 from ravnest.server.store import Store
-from ravnest.whole import remove_whole
 
 logger = logging.getLogger("ravnest.server")
 

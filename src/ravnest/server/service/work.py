@@ -26,6 +26,7 @@ import psutil
 from ravnest import lifeline
 from ravnest.api.limits import NOT_UNDERSTOOD
 from ravnest.errors import RavnestError
+from ravnest.removing import remove_whole
 from ravnest.sandbox.bubblewrap import Policy, ended_by, sandboxed, why_not
 from ravnest.sandbox.environment import compute_environment
 from ravnest.server.planjob.outcome import (
@@ -46,7 +47,7 @@ from ravnest.server.room import (
 )
 from ravnest.server.service import fused_files
 from ravnest.server.service.turns import Turns
-from ravnest.whole import make_folder, must_be_plain, read_at_most, remove_whole, write_whole
+from ravnest.whole import make_folder, must_be_plain, read_at_most, write_whole
 
 logger = logging.getLogger("ravnest.server")
 Value = TypeVar("Value")

@@ -9,8 +9,8 @@ import warnings
 import psutil
 import pytest
 
-from ravnest.agent import removing
-from ravnest.agent.removing import move, remove
+from ravnest import removing
+from ravnest.removing import move, remove, remove_whole
 
 _AS_AN_ORDINARY_USER = """
 import ctypes, os, sys
@@ -45,22 +45,48 @@ def as_an_ordinary_user(script, root):
     assert (done.returncode, done.stderr) == (0, "")
 
 
-def test_a_tree_deeper_than_python_recurses_is_removed(tmp_path):
-    """The agent ended with a RecursionError, and again at every start."""
-    top = tmp_path / "top"
-    top.mkdir()
-    here = os.open(top, os.O_RDONLY)
-    for _ in range(3 * sys.getrecursionlimit()):
-        os.mkdir("d", dir_fd=here)
-        inner = os.open("d", os.O_RDONLY, dir_fd=here)
+def nested(folder, name, levels):
+    """Folders in each other, deeper than a path may be long."""
+    here = os.open(folder, os.O_RDONLY)
+    for _ in range(levels):
+        os.mkdir(name, dir_fd=here)
+        inner = os.open(name, os.O_RDONLY, dir_fd=here)
         os.close(here)
         here = inner
     os.close(os.open("file", os.O_CREAT | os.O_WRONLY, dir_fd=here))
     os.close(here)
+
+
+def test_a_tree_deeper_than_python_recurses_is_removed(tmp_path):
+    """The agent ended with a RecursionError, and again at every start."""
+    top = tmp_path / "top"
+    top.mkdir()
+    nested(top, "d", 3 * sys.getrecursionlimit())
     descriptors = psutil.Process().num_fds()
     remove(top)
     assert list(tmp_path.iterdir()) == []
     assert psutil.Process().num_fds() == descriptors
+
+
+def test_a_path_that_no_call_takes_is_in_nobodys_way(tmp_path):
+    """The server removed by path, and left what was deeper for ever, without a word."""
+    left = tmp_path / "left"
+    left.mkdir()
+    nested(left, "d" * 200, 40)
+    with pytest.raises(OSError, match="too long"):
+        os.stat(left / "/".join(["d" * 200] * 40))
+    remove_whole(left)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_of_what_cannot_be_removed_the_log_tells(tmp_path, monkeypatch, caplog):
+    def refused(name, **where):
+        raise PermissionError(1, "Operation not permitted", name)
+
+    (tmp_path / "left").mkdir()
+    monkeypatch.setattr(os, "rmdir", refused)
+    remove_whole(tmp_path / "left")
+    assert f"{tmp_path / 'left'} cannot be removed" in caplog.text
 
 
 def test_links_are_removed_and_what_they_lead_to_stays(tmp_path):
@@ -150,7 +176,7 @@ def test_where_folders_cannot_be_opened_locked_files_are_removed_by_path(tmp_pat
 def test_folders_that_their_script_has_locked_are_removed(tmp_path):
     as_an_ordinary_user(
         """
-from ravnest.agent.removing import remove
+from ravnest.removing import remove
 for mode in (0, 0o500):
     for inner in ("x", "x/y", "x/y/z"):
         (root / "tree" / inner).mkdir(parents=True); (root / "tree" / inner / "file").touch()
@@ -168,7 +194,7 @@ def test_folders_that_their_script_has_locked_are_moved(tmp_path):
     """A folder of mode 0500 could not be put away, and the agent ended at every start."""
     as_an_ordinary_user(
         """
-from ravnest.agent.removing import move
+from ravnest.removing import move
 (root / "gone").mkdir(); (root / "work").mkdir()
 move(locked, root / "gone" / "a")
 read_only = root / "work" / "b"; read_only.mkdir(); os.chmod(read_only, 0o500)

@@ -1,4 +1,5 @@
-"""Folders that a stranger's script has had in its hands: moved out of the way, and removed.
+"""Folders that a stranger has had in its hands, a script on a provider's machine or a process that
+plans on the server: moved out of the way, and removed.
 
 They may be thousands of levels deep, locked, full of links and pipes. So nothing here recurses,
 nothing opens a path of more than one name, and no link is followed. What is inside a folder is
@@ -9,6 +10,7 @@ Knows nothing of what the folders are for.
 import contextlib
 import errno
 import itertools
+import logging
 import os
 import shutil
 import stat
@@ -18,6 +20,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+logger = logging.getLogger("ravnest")
 _FOLDER = os.O_RDONLY | getattr(os, "O_DIRECTORY", 0) | getattr(os, "O_NOFOLLOW", 0)
 _BY_DESCRIPTOR = os.open in os.supports_dir_fd and os.scandir in os.supports_fd
 """Else it is Windows, where there are no sandboxes."""
@@ -39,6 +42,14 @@ def remove(path: Path) -> None:
         with _folder(path.name, parent) as top:
             _empty(top)
         os.rmdir(path.name, dir_fd=parent)
+
+
+def remove_whole(path: Path) -> None:
+    """The same for whoever can do nothing about what stays: the log says so."""
+    try:
+        remove(path)
+    except OSError as error:
+        logger.warning("%s cannot be removed, something of it stays: %s", path, error)
 
 
 def move(path: Path, target: Path) -> None:
