@@ -2,12 +2,14 @@
 
 import asyncio
 import hashlib
+import os
 from types import SimpleNamespace
 
 import msgspec
 import pytest
 
 from ravnest.api.limits import FileRef
+from ravnest.removing import remove_whole
 from ravnest.server.folders import Folders, blob_key
 from ravnest.server.service import files as files_module
 from ravnest.server.service.files import Files, Quota
@@ -176,6 +178,33 @@ def test_what_was_handed_in_is_not_counted_twice(tmp_path):
         path.write_bytes(b"x" * size)
     (folders.job("j") / "result" / "c").hardlink_to(folders.job("j") / "runs/1/node_data/a")
     assert folders.own_bytes("j") == 50
+
+
+def test_whatever_a_process_has_left_the_job_is_counted(tmp_path, caplog):
+    """A link to itself kept the server from starting, and bytes in a folder that was called as that
+    of the model counted for nobody."""
+    folders = Folders(tmp_path)
+    folders.make()
+    left = folders.run("j", 1) / "node_data"
+    for place in ("a", "model/b", "held-out/c"):
+        (left / place).parent.mkdir(parents=True, exist_ok=True)
+        (left / place).write_bytes(b"x" * 10)
+    (left / "loop").symlink_to("loop")
+    (left / "elsewhere").symlink_to(tmp_path / "jobs")
+    own = sum(path.lstat().st_size for path in left.iterdir() if path.is_symlink())
+    assert folders.own_bytes("j") == 30 + own
+    assert not caplog.records
+    here = os.open(left, os.O_RDONLY)
+    for _ in range(1200):  # more than Python nests calls, and at the end longer than a path is
+        os.mkdir("dddd", dir_fd=here)
+        inner = os.open("dddd", os.O_RDONLY, dir_fd=here)
+        os.close(here)
+        here = inner
+    os.close(here)
+    counted = folders.own_bytes("j")
+    remove_whole(left)  # or pytest tries, by calls in calls
+    assert counted == 30 + own
+    assert "is not counted: File name too long" in caplog.text
 
 
 def test_what_is_not_listed_at_the_end_is_removed(run_files, part, tmp_path):

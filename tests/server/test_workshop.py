@@ -7,6 +7,7 @@ import json
 import os
 import shutil
 import signal
+import stat
 import subprocess
 import sys
 from pathlib import Path
@@ -431,7 +432,7 @@ def test_a_link_that_a_process_leaves_behind_leads_nowhere(tmp_path, monkeypatch
     leaves = "import os, sys; os.symlink('../ca.key', sys.argv[1] + '/outcome.json')"
     instead(monkeypatch, leaves)
     outcome = do(tmp_path / "run", PlanOrder(task="plan"))
-    assert outcome.error == "it left 'outcome.json' behind, which is no file"
+    assert outcome.error == "it left 'outcome.json' behind, which is no plain file"
     assert not (tmp_path / "run").exists()
     assert (tmp_path / "ca.key").read_text() == "secret"
 
@@ -537,6 +538,48 @@ def test_a_link_on_the_way_to_a_folder_is_not_followed(tmp_path):
     folders.remove_runs_except("mine", {1})
     assert [path.name for path in runs.iterdir()] == []
     assert folders.authority.is_dir()
+
+
+@pytest.mark.parametrize("mode", [0o4755, 0o2755, 0o6700])
+def test_nothing_stays_that_would_run_as_the_user_of_the_server(tmp_path, mode):
+    """Whoever could reach it was the server's user then."""
+    folder = tmp_path / "run"
+    (folder / "node_data").mkdir(parents=True)
+    (folder / "node_data" / "own").write_bytes(b"#!")
+    (folder / "node_data" / "own").chmod(mode)
+    (folder / "outcome.json").write_text("{}")
+    outcome = work._outcome(folder, PlanOrder(task="plan"), None)
+    assert outcome.error == "it left 'own' behind, which is no plain file"
+    assert not folder.exists()
+
+
+def test_the_folders_of_a_server_are_closed_to_others_wherever_they_are(tmp_path):
+    """One that was linked to another disk was open, and what planning had marked to run as the
+    server's user could be run by everybody."""
+    folders = Folders(tmp_path / "server")
+    folders.root.mkdir()
+    all_of_them = [folders.authority, folders.blobs, folders.jobs, folders.incoming, folders.aside]
+    for folder in all_of_them:
+        disk = tmp_path / "disk" / folder.name
+        disk.mkdir(parents=True)
+        disk.chmod(0o777)
+        folder.symlink_to(disk)
+    (folders.incoming / "half").mkdir()
+    folders.make()
+    folders.empty_incoming()
+    assert [stat.S_IMODE(path.stat().st_mode) for path in (folders.root, *all_of_them)] == (
+        [0o700] * 6
+    )
+    assert list(folders.incoming.iterdir()) == []
+
+
+def test_a_folder_of_somebody_else_is_told_and_used(tmp_path, monkeypatch, caplog):
+    def refused(path, mode):
+        raise PermissionError(1, "Operation not permitted")
+
+    monkeypatch.setattr(Path, "chmod", refused)
+    Folders(tmp_path).make()
+    assert f"others on this machine may be able to enter {tmp_path / 'jobs'}" in caplog.text
 
 
 def grown(path):

@@ -20,6 +20,7 @@ import contextlib
 import errno
 import functools
 import hashlib
+import logging
 import os
 import secrets
 import shutil
@@ -30,6 +31,7 @@ from ravnest.errors import ServerError
 from ravnest.removing import remove_whole
 from ravnest.whole import write_whole
 
+logger = logging.getLogger("ravnest.server")
 FUSED = {"safetensors": "trained_state_dict.safetensors", "pt": "trained_state_dict.pt"}
 """The fused weights by their formats, as fusion calls them: that is a room with torch in it."""
 HELD_OUT = "held-out"
@@ -77,12 +79,14 @@ class Folders:
                     "put it back, or give another folder (--data DIR)"
                 )
             folder.mkdir(parents=True, exist_ok=True)
-        self.root.chmod(0o700)
+            _shut(folder)
+        if self.aside.is_dir():
+            _shut(self.aside)
 
     def empty_incoming(self) -> None:
         """Throw away what was not complete when the server ended."""
-        shutil.rmtree(self.incoming, ignore_errors=True)
-        self.incoming.mkdir(parents=True, exist_ok=True)
+        for path in self.incoming.iterdir():  # it may be a link itself
+            remove_whole(path)
 
     def must_be_one(self) -> None:
         """What has come is moved to its place, which no file system takes from another one. Also
@@ -132,7 +136,7 @@ class Folders:
         return target
 
     def _place_aside(self, job: str) -> Path:
-        self.aside.mkdir(exist_ok=True)
+        self.aside.mkdir(exist_ok=True, mode=0o700)
         target, number = self.aside / job, 1
         while target.exists():
             number += 1
@@ -187,19 +191,41 @@ class Folders:
 
     def own_bytes(self, job: str) -> int:
         """Of everything that was made for a job, and brought back. Its model is not, nor are rows
-        to judge by: those were handed in, and are here by another name."""
-        sizes: dict[tuple[int, int], int] = {}
-        for folder, inner, names in os.walk(self.job(job)):
-            inner[:] = [name for name in inner if name not in ("model", HELD_OUT)]
-            for name in names:
-                with contextlib.suppress(FileNotFoundError):  # removed meanwhile
-                    found = os.stat(os.path.join(folder, name))
-                    sizes[found.st_dev, found.st_ino] = found.st_size
+        to judge by: those were handed in, and are here by another name. A process that the end of
+        the server has cut off may have left anything: no link is followed, and what cannot be
+        looked at is an error in the log and none of the server."""
+        top, sizes = self.job(job), dict[tuple[int, int], int]()
+        handed_in = {top / "model", *(run / HELD_OUT for run in (top / "runs").glob("*"))}
+        waiting, but = [str(top)], {str(path) for path in handed_in}
+        while waiting:  # not by calls in calls: there may be more levels than Python nests them
+            folder = waiting.pop()
+            try:
+                with os.scandir(folder) as entries:
+                    for entry in entries:
+                        if entry.is_dir(follow_symlinks=False):
+                            waiting += [entry.path] if entry.path not in but else []
+                            continue
+                        with contextlib.suppress(FileNotFoundError):  # removed meanwhile
+                            found = os.stat(entry.path, follow_symlinks=False)
+                            sizes[found.st_dev, found.st_ino] = found.st_size
+            except FileNotFoundError:
+                pass
+            except OSError as error:
+                logger.error("something in %s is not counted: %s", top, error.strerror)
         return sum(sizes.values())
 
     def fresh(self) -> Path:
         """A name for a file that is being received."""
         return self.incoming / secrets.token_hex(8)
+
+
+def _shut(folder: Path) -> None:
+    """To everybody else on this machine, also where it is a link to a folder that others can enter:
+    what a process leaves there belongs to the server's user, and could be marked to run as that."""
+    try:
+        folder.chmod(0o700)
+    except OSError as error:  # it is somebody else's, or there are no modes on that disk
+        logger.warning("others on this machine may be able to enter %s: %s", folder, error.strerror)
 
 
 def link_or_copy(source: str | Path, target: str | Path) -> None:

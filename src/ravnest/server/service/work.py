@@ -54,6 +54,7 @@ Value = TypeVar("Value")
 Then = Callable[[PlanOutcome], None]
 
 _LAST_WORDS = 4000
+_MOST_NAME = 100
 _KILL_S = 10.0
 _ASKED_TO_END = frozenset({signal.SIGTERM, signal.SIGINT})
 """By people, or by the system as it ends: no verdict on the model."""
@@ -275,9 +276,11 @@ def _prepare(folder: Path, order: PlanOrder, spare: int, root: Path | None = Non
 
 
 def _outcome(folder: Path, order: PlanOrder, problem: PlanOutcome | None) -> PlanOutcome:
-    if (link := _first_link(folder)) is not None:
+    if (odd := _first_odd(folder)) is not None:
         remove_whole(folder)
-        return PlanOutcome(error=f"it left {link.name!r} behind, which is no file")
+        return PlanOutcome(
+            error=f"it left {odd.name[:_MOST_NAME]!r} behind, which is no plain file"
+        )
     try:
         content = read_at_most(folder / OUTCOME, MOST_LEFT_BYTES)
         found = msgspec.json.decode(content, type=PlanOutcome)
@@ -289,8 +292,9 @@ def _outcome(folder: Path, order: PlanOrder, problem: PlanOutcome | None) -> Pla
     return outcome
 
 
-def _first_link(folder: Path) -> Path | None:
-    """Something that is neither a file nor a folder, or a folder that cannot be looked into."""
+def _first_odd(folder: Path) -> Path | None:
+    """Something that is neither a file nor a folder, a folder that cannot be looked into, or a file
+    that whoever can reach it would run as the user of the server."""
     waiting = [folder]
     while waiting:
         path = waiting.pop()
@@ -298,7 +302,7 @@ def _first_link(folder: Path) -> Path | None:
             kind = path.lstat().st_mode
             if stat.S_ISDIR(kind):
                 waiting += path.iterdir()
-            elif not stat.S_ISREG(kind):
+            elif not stat.S_ISREG(kind) or kind & (stat.S_ISUID | stat.S_ISGID):
                 return path
         except OSError:
             return path
