@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from state_simulation import FACTS, SETTINGS, Simulation, pool_of, preparing, training
 
 from ravnest.api.control import Beat, Hello, SetPause, Steer
+from ravnest.api.limits import MOST_TEXT
 from ravnest.api.machine import Caps, Figures, PeerFigure
 from ravnest.api.work import WorkEnd
 from ravnest.errors import JobError
@@ -43,6 +44,13 @@ def test_a_run_goes_from_waiting_to_done():
     assert states == ["waiting", "planning", "preparing", "running", "fusing", "done"]
     assert (job.run, job.fused_run, job.epochs_done) == (1, 1, 2)
     assert all(agent.state == "idle" for agent in sim.agents.values())
+
+
+def test_a_reason_is_as_long_as_a_text_may_be_whoever_gives_it():
+    world = World()
+    job = Job(id="j", name="j", owner="o", owner_name="o", submitted_at=0.0, epochs=1)
+    world.move(job, "failed", "it cannot be planned: " + "x" * 5000)
+    assert len(job.reason) == MOST_TEXT
 
 
 def test_without_a_pool_a_job_says_how_to_get_one():

@@ -56,6 +56,10 @@ def spoil(folder, case):
         (folder / "results" / "1" / "trained.json").write_text("{}")
     elif case == "somebody who is not in the pool":
         parts(lambda found: found[0].update(provider=999))
+    elif case == "a reason without end":
+        (folder / "outcome.json").write_text(json.dumps({"error": "x" * 1_000_000}))
+    elif case == "warnings without end":
+        changed(folder / "outcome.json", lambda found: found.update(warnings=["a"] * 200_000))
     elif case == "nobody":
         parts(lambda found: found.clear())
     elif case == "somebody twice":
@@ -80,6 +84,8 @@ def take_over_planning(monkeypatch, case):
     "case",
     [
         "files that are not understood",
+        "a reason without end",
+        "warnings without end",
         "somebody who is not in the pool",
         "nobody",
         "somebody twice",

@@ -20,6 +20,7 @@ from a_job import make_job, ref
 from safetensors.torch import load_file
 
 from ravnest.api.jobs import Legend
+from ravnest.api.views import PlanView, RingView
 from ravnest.api.work import Assignment
 from ravnest.data.legend import read_legend
 from ravnest.plan import ProviderSpec
@@ -27,14 +28,21 @@ from ravnest.planning.fusion import SAFETENSORS
 from ravnest.sandbox.bubblewrap import sandboxed
 from ravnest.server.folders import FUSED, FUSED_RUN, Folders
 from ravnest.server.planjob import __main__ as planjob
+from ravnest.server.planjob import outcome as outcome_module
 from ravnest.server.planjob import tasks
-from ravnest.server.planjob.outcome import MOST_LEFT_BYTES, SPARE, PlanOrder, PlanOutcome
+from ravnest.server.planjob.outcome import (
+    MOST_LEFT_BYTES,
+    SPARE,
+    PlanOrder,
+    PlanOutcome,
+    left_files,
+)
 from ravnest.server.service import work
 from ravnest.server.service.fused_files import lay_out, put_in_place
 from ravnest.server.service.partitions import take_over
 from ravnest.server.service.runfiles import RunFiles
 from ravnest.server.service.work import WorkLimits, Workshop
-from ravnest.server.state.records import Part
+from ravnest.server.state.records import Part, PlanFacts, PlannedPart
 from ravnest.server.state.world import World
 from ravnest.stage.package import load_package, load_weights, save_trained
 
@@ -593,7 +601,88 @@ def test_an_outcome_that_is_too_large_is_not_read(tmp_path):
     grown(tmp_path / "outcome.json")
     outcome = work._outcome(tmp_path, PlanOrder(task="plan"), None)
     assert "it left nothing behind" in outcome.error
-    assert f"more than {MOST_LEFT_BYTES} bytes" in outcome.error
+    assert f"more than {1 << 20} bytes" in outcome.error
+    assert not (tmp_path / "outcome.json").exists()
+
+
+LONG = "x" * 4001
+VIEW = {"steps_per_s": 1, "single_machine_steps_per_s": 1, "batch_size": 1, "parameters": 1}
+VIEW |= {"model": "m", "clusters": 1, "providers": 1}
+RING = {"id": 0, "first_parameter": "w", "bytes": 1, "providers": [1]}
+
+
+@pytest.mark.parametrize(
+    "left",
+    [
+        {"error": LONG},
+        {"warnings": ["a"] * 101},
+        {"warnings": [LONG]},
+        {"result_bytes": 1 << 60},
+        {"view": VIEW | {"warnings": ["a"] * 101}},
+        {"view": VIEW | {"model": LONG}},
+        {"view": VIEW | {"idle": [[1, LONG]]}},
+        {"view": VIEW | {"idle": [[1 << 40, ""]]}},
+        {"view": VIEW | {"batch_size": 1 << 60}},
+        {"rings": [RING | {"first_parameter": LONG}]},
+        {"rings": [RING | {"providers": [-1]}]},
+        {"validation": {"note": LONG}},
+        {"validation": {"not_finite": LONG}},
+    ],
+    ids=lambda left: f"{left}"[:60],
+)
+def test_what_is_said_at_length_is_no_outcome(tmp_path, left):
+    """A reason of 250 MB, and as much in warnings, kept the server from everything else."""
+    (tmp_path / "outcome.json").write_text(json.dumps(left))
+    with pytest.raises(msgspec.ValidationError):
+        work._outcome(tmp_path, PlanOrder(task="plan"), None)
+    assert not (tmp_path / "outcome.json").exists()  # which others look at later
+    problem = PlanOutcome(error="it was killed")
+    (tmp_path / "outcome.json").write_text(json.dumps(left))
+    assert work._outcome(tmp_path, PlanOrder(task="plan"), problem) is problem
+
+
+def test_no_file_of_a_part_is_called_at_length(tmp_path):
+    file = {"path": "node.json", "sha256": "0" * 64, "size": 1}
+    for made in ([{"file": file, "place": LONG}], [{"file": file, "place": "p"}] * 1001):
+        (tmp_path / "made.json").write_text(json.dumps({"1": made}))
+        with pytest.raises(msgspec.ValidationError):
+            left_files(tmp_path, PlanOrder(task="plan", pool=pool(50)))
+
+
+def test_a_process_that_has_much_to_say_says_the_beginning(tmp_path):
+    view = PlanView(**VIEW | {"warnings": (LONG,) * 200})
+    said = PlanOutcome(error=LONG, warnings=(LONG,) * 200, view=view)
+    (tmp_path / "outcome.json").write_bytes(msgspec.json.encode(said))
+    found = work._outcome(tmp_path, PlanOrder(task="plan", pool=pool(50)), None)
+    assert found == said
+    assert found.error == LONG[:-1]
+    assert found.warnings == found.view.warnings == (LONG[:-1],) * 100
+
+
+def test_what_is_said_of_a_large_pool_fits(tmp_path):
+    """1000 providers in 100 clusters, each of which is cut elsewhere."""
+    parts = tuple(
+        PlannedPart(
+            provider=number, node=f"node_{number}", cluster=number // 10, stage=number % 10,
+            role="Stem", parameters=1 << 33, memory_bytes=1 << 35, compute_s=0.12345678901234567,
+        )
+        for number in range(1000)
+    )  # fmt: skip
+    rings = tuple(
+        RingView(
+            id=number, first_parameter="model.layers.17.mlp.gate_proj.weight", bytes=1 << 33,
+            providers=tuple(range(900, 1000)),
+        )
+        for number in range(901)
+    )  # fmt: skip
+    idle = tuple((number, "it would make the others wait" * 4) for number in range(1000))
+    view = PlanView(**VIEW | {"idle": idle, "report": "x" * 300 * 1000})
+    said = PlanOutcome(facts=PlanFacts(run=1, parts=parts), rings=rings, view=view)
+    content = msgspec.json.encode(said)
+    (tmp_path / "outcome.json").write_bytes(content)
+    order = PlanOrder(task="plan", pool=pool(50) * 1000)
+    assert work._outcome(tmp_path, order, None) == said
+    assert len(content) < outcome_module._most_bytes(order) / 4
 
 
 @pytest.mark.parametrize("name", ["places.json", "parts/1.json", "made.json"])
@@ -609,7 +698,8 @@ def test_no_file_of_a_plan_is_read_that_is_too_large(tmp_path, name):
             folders.run("j", 1), PlanOrder(task="plan"), PlanOutcome(), Path, 0
         ),
     }
-    with pytest.raises(OSError, match=f"more than {MOST_LEFT_BYTES} bytes"):
+    most = 1 << 20 if name == "made.json" else MOST_LEFT_BYTES
+    with pytest.raises(OSError, match=f"more than {most} bytes"):
         read[name]()
 
 

@@ -3,7 +3,9 @@
 A value that does not fit is refused while it is decoded, with the path to it in the message.
 """
 
+import itertools
 import re
+from collections.abc import Iterable
 from typing import Annotated, Any
 
 import msgspec
@@ -25,6 +27,13 @@ Label = Annotated[str, Meta(max_length=200, pattern=rf"^[^\x00-\x1f{_STEERING}]*
 MOST_TEXT = 4000
 Text = Annotated[str, Meta(max_length=MOST_TEXT)]
 """Said by somebody to somebody; never interpreted, and cleaned (`plain`) before it is shown."""
+MOST_PROVIDERS = 1 << 20
+"""Of a pool, which servers and their clients read about."""
+MOST_WARNINGS = 100
+Warnings = Annotated[tuple[Text, ...], Meta(max_length=MOST_WARNINGS)]
+MOST_REPORT = 16 << 20
+Report = Annotated[str, Meta(max_length=MOST_REPORT)]
+"""Some lines about each provider."""
 Sha256 = Annotated[str, Meta(pattern=r"^[0-9a-f]{64}$(?!\n)")]
 FilePath = Annotated[
     str,
@@ -66,6 +75,11 @@ brackets without end."""
 
 class Strict(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Data made by others. A field nobody knows is refused: without it, the rest may mislead."""
+
+
+def short(texts: Iterable[str]) -> tuple[str, ...]:
+    """As many `Warnings` of that length as a reader takes."""
+    return tuple(text[:MOST_TEXT] for text in itertools.islice(texts, MOST_WARNINGS))
 
 
 class Reasoned(Strict, frozen=True, kw_only=True):

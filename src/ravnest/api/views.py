@@ -7,11 +7,24 @@ in order has what a new `overview` would say. Details of one job: `/api/v1/jobs/
 `/api/v1/whoami` (`Me`).
 """
 
-from typing import Literal
+from typing import Annotated, Literal
 
 import msgspec
+from msgspec import Meta
 
-from ravnest.api.limits import Shown
+from ravnest.api.limits import (
+    MOST_PROVIDERS,
+    MOST_REPORT,
+    Bytes,
+    Count,
+    Figure,
+    ProviderId,
+    Report,
+    Shown,
+    Text,
+    Warnings,
+    short,
+)
 
 JobState = Literal[
     "waiting",
@@ -129,10 +142,10 @@ class LinkView(Shown, frozen=True, kw_only=True):
 
 
 class RingView(Shown, frozen=True, kw_only=True):
-    id: int
-    first_parameter: str
-    bytes: int
-    providers: tuple[int, ...]
+    id: Count
+    first_parameter: Text
+    bytes: Bytes
+    providers: Annotated[tuple[ProviderId, ...], Meta(max_length=MOST_PROVIDERS)]
 
 
 class RoundView(Shown, frozen=True, kw_only=True):
@@ -145,20 +158,25 @@ class RoundView(Shown, frozen=True, kw_only=True):
 
 
 class PlanView(Shown, frozen=True, kw_only=True):
-    """What the plan promises, before and beside what happens."""
+    """What the plan promises, before and beside what happens. A process at which a foreign model
+    was at work has made it, so all of it has limits."""
 
-    steps_per_s: float
-    single_machine_steps_per_s: float
-    batch_size: int
-    parameters: int
-    model: str
-    clusters: int
-    providers: int
-    idle: tuple[tuple[int, str], ...] = ()
+    steps_per_s: Figure
+    single_machine_steps_per_s: Figure
+    batch_size: Count
+    parameters: Count
+    model: Text
+    clusters: Count
+    providers: Count
+    idle: Annotated[tuple[tuple[ProviderId, Text], ...], Meta(max_length=MOST_PROVIDERS)] = ()
     """Provider id and why it is not used."""
-    warnings: tuple[str, ...] = ()
-    report: str = ""
+    warnings: Warnings = ()
+    report: Report = ""
     """The same report that `clusterize` prints."""
+
+    def __post_init__(self) -> None:
+        msgspec.structs.force_setattr(self, "warnings", short(self.warnings))
+        msgspec.structs.force_setattr(self, "report", self.report[:MOST_REPORT])
 
 
 class JobView(Shown, frozen=True, kw_only=True):

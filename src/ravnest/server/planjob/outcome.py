@@ -1,17 +1,35 @@
 """What the server and its planning processes hand to each other, as files in the run's folder.
 
-Neither torch nor a model is needed to read any of this.
+Neither torch nor a model is needed to read any of this. A foreign model was at work in a process
+that leaves a `PlanOutcome` and `MadeFile`s behind: so each text, number and list in them has a
+limit, and a file has one by the size of the pool when it is first read, which is here. While it is
+decoded, no other thread of the server runs.
 """
 
-from typing import Literal
+from pathlib import Path
+from typing import Annotated, Literal
 
 import msgspec
+from msgspec import Meta
 
 from ravnest.api.jobs import JobSpec
-from ravnest.api.limits import FileRef
+from ravnest.api.limits import (
+    MOST_PROVIDERS,
+    MOST_TEXT,
+    NOT_UNDERSTOOD,
+    Bytes,
+    Count,
+    FileRef,
+    ProviderId,
+    Text,
+    Warnings,
+    short,
+)
 from ravnest.api.views import PlanView, RingView
 from ravnest.plan import ProviderSpec
+from ravnest.removing import remove_whole
 from ravnest.server.state.records import PlanFacts, Validation
+from ravnest.whole import read_at_most
 
 ORDER = "planjob.json"
 OUTCOME = "outcome.json"
@@ -22,8 +40,10 @@ PLACES = "places.json"
 PARTS = "parts"
 """These two the server makes: what each provider is assigned, and where files of a run are."""
 MOST_LEFT_BYTES = 256 << 20
-"""Of each of these files: all that a job may be, some times over. A process that was taken over
-can leave others, which the server does not read."""
+"""Of each file that holds words of the job itself: all that it may be, some times over."""
+_LEFT_BYTES, _LEFT_BYTES_EACH = 1 << 20, 8 << 10
+"""Of the others, and for each provider of the pool: some times what a plan says of one."""
+_MOST_FILES = 1000
 FRESH = "result"
 """What a fusion leaves in its folder."""
 MEMORY = "RAVNEST_PLANJOB_MEMORY"
@@ -63,14 +83,17 @@ class MadeFile(msgspec.Struct, frozen=True, kw_only=True):
     """What planning has made for a provider."""
 
     file: FileRef
-    place: str
+    place: Text
     """In the folder of the run."""
+
+
+Made = dict[ProviderId, Annotated[tuple[MadeFile, ...], Meta(max_length=_MOST_FILES)]]
 
 
 class PlanOutcome(msgspec.Struct, frozen=True, kw_only=True):
     """How it ended. Without `error`, all files that go with the task are there."""
 
-    error: str = ""
+    error: Text = ""
     unfit: bool = False
     """The error is about the pool: another one may do."""
     crashed: bool = False
@@ -80,11 +103,36 @@ class PlanOutcome(msgspec.Struct, frozen=True, kw_only=True):
     """It was room on the disk that the server lacked."""
     facts: PlanFacts | None = None
     view: PlanView | None = None
-    rings: tuple[RingView, ...] = ()
-    result_bytes: int = 0
+    rings: Annotated[tuple[RingView, ...], Meta(max_length=MOST_PROVIDERS)] = ()
+    result_bytes: Bytes = 0
     validation: Validation | None = None
     """Of a fusion. With an `error`: it was refused for that."""
-    stage: int | None = None
+    stage: Count | None = None
     """Of a fusion that failed or was refused: the stage that is at fault, if it is one alone. A
     process that was taken over blames a provider of its own job at worst."""
-    warnings: tuple[str, ...] = ()
+    warnings: Warnings = ()
+
+    def __post_init__(self) -> None:
+        """What says more than its reader takes says the beginning of it."""
+        msgspec.structs.force_setattr(self, "error", self.error[:MOST_TEXT])
+        msgspec.structs.force_setattr(self, "warnings", short(self.warnings))
+
+
+def left_outcome(folder: Path, order: PlanOrder) -> PlanOutcome:
+    """How it ended, in the words of the process. What cannot be taken (an `OSError`, or one of
+    `NOT_UNDERSTOOD`) is removed, since others look at what lies there later."""
+    try:
+        content = read_at_most(folder / OUTCOME, _most_bytes(order))
+        return msgspec.json.decode(content, type=PlanOutcome)
+    except (OSError, *NOT_UNDERSTOOD):
+        remove_whole(folder / OUTCOME)
+        raise
+
+
+def left_files(folder: Path, order: PlanOrder) -> Made:
+    """What it has made for each provider."""
+    return msgspec.json.decode(read_at_most(folder / MADE, _most_bytes(order)), type=Made)
+
+
+def _most_bytes(order: PlanOrder) -> int:
+    return _LEFT_BYTES + _LEFT_BYTES_EACH * len(order.pool)

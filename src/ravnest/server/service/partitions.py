@@ -21,18 +21,17 @@ from ravnest.server.folders import HELD_OUT, link_or_copy
 from ravnest.server.planjob.assigning import assignments, must_fit
 from ravnest.server.planjob.outcome import (
     MADE,
-    MOST_LEFT_BYTES,
     NODE_DATA,
     ORDER,
     OUTCOME,
     PARTS,
     PLACES,
-    MadeFile,
     PlanOrder,
     PlanOutcome,
+    left_files,
 )
 from ravnest.server.room import leave_room
-from ravnest.whole import make_folder, read_at_most, sync_files, write_whole
+from ravnest.whole import make_folder, sync_files, write_whole
 
 _ROWS = "rows"
 
@@ -53,8 +52,7 @@ def take_over(
     for path in folder.iterdir():
         if path.name not in _LEFT:  # the server keeps rows, assignments and results here
             remove_whole(path)
-    content = read_at_most(folder / MADE, MOST_LEFT_BYTES)
-    made = msgspec.json.decode(content, type=dict[int, tuple[MadeFile, ...]])
+    made = left_files(folder, order)
     must_fit(order, outcome, made)
     places = {each.file.sha256: each.place for files in made.values() for each in files}
     cutter = _Cutter(folder, blob, spare_bytes, places)

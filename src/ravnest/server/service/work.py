@@ -32,12 +32,12 @@ from ravnest.sandbox.environment import compute_environment
 from ravnest.server.planjob.outcome import (
     FRESH,
     MEMORY,
-    MOST_LEFT_BYTES,
     ORDER,
     OUTCOME,
     SPARE,
     PlanOrder,
     PlanOutcome,
+    left_outcome,
 )
 from ravnest.server.room import (
     SPARE_BYTES,
@@ -47,7 +47,7 @@ from ravnest.server.room import (
 )
 from ravnest.server.service import fused_files
 from ravnest.server.service.turns import Turns
-from ravnest.whole import make_folder, must_be_plain, read_at_most, write_whole
+from ravnest.whole import make_folder, must_be_plain, write_whole
 
 logger = logging.getLogger("ravnest.server")
 Value = TypeVar("Value")
@@ -282,10 +282,13 @@ def _outcome(folder: Path, order: PlanOrder, problem: PlanOutcome | None) -> Pla
             error=f"it left {odd.name[:_MOST_NAME]!r} behind, which is no plain file"
         )
     try:
-        content = read_at_most(folder / OUTCOME, MOST_LEFT_BYTES)
-        found = msgspec.json.decode(content, type=PlanOutcome)
-    except (OSError, *NOT_UNDERSTOOD) as error:
+        found = left_outcome(folder, order)
+    except OSError as error:
         return problem or PlanOutcome(error=f"it left nothing behind ({error})", crashed=True)
+    except NOT_UNDERSTOOD:
+        if problem is None:  # as it would leave it behind again
+            raise
+        return problem
     outcome = problem if problem is not None and not found.error else found
     if order.task == "fuse" and not outcome.error:
         return fused_files.put_in_place(folder, order, outcome)

@@ -1,11 +1,21 @@
 """What the server keeps of providers, jobs, runs and parts of runs; each is a JSON record."""
 
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 import msgspec
+from msgspec import Meta
 
 from ravnest.api.jobs import JobSpec
-from ravnest.api.limits import Count, Figure, FileRef, Positive, ProviderId, Word
+from ravnest.api.limits import (
+    MOST_PROVIDERS,
+    Count,
+    Figure,
+    FileRef,
+    Positive,
+    ProviderId,
+    Text,
+    Word,
+)
 from ravnest.api.machine import Caps, Figures, MachineFacts, Precision
 from ravnest.api.views import JobState
 from ravnest.api.work import WorkEnd
@@ -68,7 +78,7 @@ class PlanFacts(msgspec.Struct, frozen=True, kw_only=True):
     """Of a plan, what the server decides by; the rest is in the run's folder."""
 
     run: Count
-    parts: tuple[PlannedPart, ...]
+    parts: Annotated[tuple[PlannedPart, ...], Meta(max_length=MOST_PROVIDERS)]
     parameters: Count = 0
     clusters: Positive = 1
     steps_per_s: Figure = 0.0
@@ -77,7 +87,7 @@ class PlanFacts(msgspec.Struct, frozen=True, kw_only=True):
 class Validation(msgspec.Struct, frozen=True, kw_only=True):
     """How fused weights do on rows that were held out of training."""
 
-    rows: int = 0
+    rows: Count = 0
     """0: they were not judged, see `note`."""
     loss: float | None = None
     """None: not a finite number; so below."""
@@ -85,9 +95,9 @@ class Validation(msgspec.Struct, frozen=True, kw_only=True):
     """Of the last good fusion, on the same rows."""
     untrained_loss: float | None = None
     """Of the weights that the model came with."""
-    not_finite: str = ""
+    not_finite: Text = ""
     """A tensor in which there are such numbers."""
-    note: str = ""
+    note: Text = ""
 
 
 class Job(Record, kw_only=True):

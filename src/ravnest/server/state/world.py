@@ -13,6 +13,7 @@ import msgspec
 
 from ravnest.api.control import AgentState, Beat, FromServer, Steer
 from ravnest.api.dialling import Ip
+from ravnest.api.limits import MOST_TEXT
 from ravnest.api.machine import Figures
 from ravnest.api.views import JobState
 from ravnest.api.work import STOPPED_WITHIN_S
@@ -261,7 +262,8 @@ class World:
 
     def move(self, job: Job, state: JobState, reason: str = "") -> None:
         """A job is in another state, or in the same for another reason."""
-        reason = clean(reason)
+        # Some of it may be in words of others, of whatever length.
+        reason = clean(reason)[:MOST_TEXT]
         if (job.state, job.reason) != (state, reason):
             job.state, job.reason = state, reason
             self.save_job(job)
