@@ -13,7 +13,17 @@ from ravnest.api.control import (
     agent_decoder,
     server_decoder,
 )
-from ravnest.api.limits import Address, FilePath, Identifier, Label, Name, Sha256, Word, plain
+from ravnest.api.limits import (
+    Address,
+    FilePath,
+    Identifier,
+    Label,
+    Name,
+    Parameters,
+    Sha256,
+    Word,
+    plain,
+)
 from ravnest.api.work import Point, RoundReport, Span, WorkEnd
 
 
@@ -45,6 +55,24 @@ def test_a_path_leads_nowhere_else(path):
 
 
 LONG = "\N{SNOWMAN}" * 5000
+
+
+@pytest.mark.parametrize(
+    "params",
+    [
+        {"a" * 101: 1},  # compared with all that is known
+        {"no word": 1},
+        {"mode": "x" * 4001},
+        {"shape": [1] * ((1 << 20) + 1)},
+        {"names": ["x" * 4001]},
+        {f"p{number}": 1 for number in range(65)},
+    ],
+    ids=lambda params: f"{params}"[:40],
+)
+def test_parameters_are_few_and_short(params):
+    assert msgspec.json.decode(b'{"a.b": [1, "x"], "c": null}', type=Parameters)
+    with pytest.raises(msgspec.ValidationError):
+        msgspec.json.decode(msgspec.json.encode(params), type=Parameters)
 
 
 @pytest.mark.parametrize(

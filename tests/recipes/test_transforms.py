@@ -108,6 +108,10 @@ def test_crops_differ_and_validation_takes_the_middle():
         ([named("random_crop", size=9)], column("x", "uint8", 3, 8, 8), "9 is more than the 8"),
         ([named("random_flip", axis=2)], column("x", "uint8", 3, 8), "axis is 2"),
         ([named("clamp", low=2, high=1)], column("x"), "low is above high"),
+        # Of so many the server would make a product, for hours.
+        ([named("reshape", shape=[2**62] * 33)], column("x"), "whole numbers from -1, at most 32"),
+        ([named("permute", axes=[0] * 33)], column("x"), "whole numbers from 0, at most 32"),
+        ([named("random_crop", size=[8] * 3)], column("x"), "whole numbers from 1, at most 2"),
     ],
 )
 def test_what_cannot_be_applied_is_refused_before_there_is_data(transforms, of, complaint):

@@ -64,9 +64,11 @@ Address = Annotated[
 """Host and port, which is not larger than there are."""
 Series = Annotated[str, Meta(max_length=80, pattern=r"^[\w/.@ -]+$(?!\n)")]
 """What a curve or a figure is called, like train/loss."""
-Scalar = bool | int | float | str | None
-Parameters = dict[str, Scalar | list[Scalar]]
-"""Arguments of something in a registry."""
+Scalar = bool | int | float | Text | None
+Parameters = Annotated[
+    dict[Word, Scalar | Annotated[list[Scalar], Meta(max_length=1 << 20)]], Meta(max_length=64)
+]
+"""Arguments of something in a registry; the longest list has a number for each class."""
 
 NOT_UNDERSTOOD = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 """All that decoding what others have written may end with: no JSON or not of that kind, no text,

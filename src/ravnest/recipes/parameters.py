@@ -48,6 +48,8 @@ class Param:
     """It must be larger than this; equal is not enough."""
     length: int | None = None
     """Of a list."""
+    most: int | None = None
+    """Of a list whose length is not known."""
     choices: tuple[str, ...] = ()
 
     def accept(self, value: Any) -> Any:
@@ -62,6 +64,8 @@ class Param:
         items = value if isinstance(value, list | tuple) else [value]
         if self.length is not None and len(items) != self.length:
             raise ValueError(self.expected)
+        if self.most is not None and len(items) > self.most:
+            raise ValueError(f"{self.expected}, at most {self.most} of them")
         return tuple(self._accept_one(item) for item in items)
 
     def _accept_one(self, value: Any) -> Any:

@@ -43,6 +43,9 @@ class _Transform(Entry):
     is_random: bool = False
 
 
+_AXES = 32
+"""A product of many numbers of a row's shape would take the server minutes, with all its threads
+waiting."""
 _LAST = Param("integer", -1, "of a row")
 _NUMBER = Param("text", says="a type", choices=tuple(SIZES))
 
@@ -100,7 +103,7 @@ TRANSFORMS = Registry(
         ),
         "reshape": _Transform(
             "Another shape of a row; one size may be -1.",
-            {"shape": Param("integers", says="of a row", low=-1)},
+            {"shape": Param("integers", says="of a row", low=-1, most=_AXES)},
             infer=after_reshape,
             build=lambda values: lambda batch, lot: batch.reshape(batch.shape[0], *values["shape"]),
         ),
@@ -111,7 +114,7 @@ TRANSFORMS = Registry(
         ),
         "permute": _Transform(
             "The axes of a row in another order.",
-            {"axes": Param("integers", says="of a row", low=0)},
+            {"axes": Param("integers", says="of a row", low=0, most=_AXES)},
             infer=after_permute,
             build=lambda values: (
                 lambda batch, lot: batch.permute(0, *(axis + 1 for axis in values["axes"]))
@@ -130,7 +133,7 @@ TRANSFORMS = Registry(
         "random_crop": _Transform(
             "A part of the last two axes; in validation the middle.",
             {
-                "size": Param("integers", says="one number, or height and width", low=1),
+                "size": Param("integers", says="one number, or height and width", low=1, most=2),
                 "padding": Param("integer", 0, "zeros around it first", low=0, high=1 << 16),
             },
             infer=after_crop,
