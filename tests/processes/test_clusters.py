@@ -21,9 +21,10 @@ def fused(cluster):
 
 
 def assert_equal(one, other):
+    """But for whole numbers, which each cluster keeps."""
     assert one.keys() == other.keys()
     for name, tensor in one.items():
-        assert torch.equal(tensor, other[name]), name
+        assert torch.equal(tensor, other[name]) or not tensor.is_floating_point(), name
 
 
 @pytest.mark.parametrize(

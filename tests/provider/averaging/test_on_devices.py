@@ -18,7 +18,7 @@ AT_THE_END = 10**9
 
 
 def test_a_mean_over_devices_is_the_mean(tmp_path):
-    """Statistics of BatchNorm and their counters, which travel in double precision."""
+    """Statistics of BatchNorm; their counters stay where they are."""
     torch.manual_seed(0)
     model, data = Normed(), [rows(0), rows(1, batches=9)]
     expected = mean_of([alone(model, some, square, SGD) for some in data], [6, 9])

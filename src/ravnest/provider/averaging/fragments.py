@@ -8,7 +8,7 @@ import xxhash
 
 from ravnest.provider.averaging.outer import Momentum, Nesterov
 from ravnest.provider.averaging.settings import Averaging
-from ravnest.provider.averaging.vectors import Layout, Vectors, numbered
+from ravnest.provider.averaging.vectors import Layout, Vectors, averaged, numbered
 from ravnest.wire.codecs import Codec
 
 _EXACT_ENOUGH = {"fp16", "bf16", "zstd"}
@@ -37,7 +37,7 @@ def fragments_of(
     settings: Averaging,
 ) -> "list[Fragment]":
     """A ring's tensors as the settings want them, with their present values as the first base."""
-    sizes = {name: tensor.nbytes for name, tensor in tensors.items()}
+    sizes = {name: tensor.nbytes for name, tensor in averaged(tensors).items()}
     runs = divided(sizes, settings.fragments)
     return [
         Fragment.starting_from(Layout.of(some, parameters), some, outer=settings.outer)

@@ -553,10 +553,6 @@ class RingPlace:
             node = self._members[self._testimony.watch.neighbour(-1)].node
             self.lost(node, f"in round {self._turn(start.round)} {found}", is_caught=True)
             return
-        if not self._is_usable(snapshot, start):
-            self._refuse(current, start, facts)
-            return
-        self._keep_finite_buffers(snapshot)
         self._round = None
         assert current.exchange.witness is not None
         current.exchange.witness.applied()
@@ -624,46 +620,11 @@ class RingPlace:
             logger.warning("ring %d: this member leaves: %s, again and again", self.id, reason)
             self._do(self._roll.leave(self._clock()))
 
-    def _is_usable(self, snapshot: Snapshot, start: Start) -> bool:
-        """What has come of it; another member may have gone astray without noticing."""
-        parameters = [
-            vector[:trained]
-            for layout, vectors in self._parts(snapshot)
-            for vector, trained in zip(vectors, layout.trained(), strict=True)
-        ]
-        moments = [vector for vectors in snapshot.moments for vector in vectors]
-        return all(map(is_finite, parameters + (moments if start.moments else [])))
-
-    def _keep_finite_buffers(self, snapshot: Snapshot) -> None:
-        """Some models have infinities in buffers, so that nobody is blamed for one; but none takes
-        the place of a number."""
-        assert self._round is not None
-        for (layout, vectors), rest in zip(self._parts(snapshot), self._round.rest, strict=True):
-            for vector, trained, before in zip(vectors, layout.trained(), rest, strict=True):
-                found = vector[trained:]
-                # An infinity that is this member's own has no difference to others, either.
-                spoilt = ~(before.isfinite() & found.isfinite())
-                if spoilt.any():
-                    is_news = bool((before.isfinite() & ~found.isfinite()).any())
-                    found.copy_(found.where(~spoilt, before))
-                    logger.log(
-                        logging.WARNING if is_news else logging.DEBUG,
-                        "ring %d: others have sent buffers that are not finite; this member keeps "
-                        "its own",
-                        self.id,
-                    )
-
     def _parts(self, snapshot: Snapshot) -> list[tuple[Layout, Vectors]]:
         current = self._round
         assert current is not None
         layouts = [self.fragments[number].layout for number in current.fragments]
         return list(zip(layouts, snapshot.vectors, strict=True))
-
-    def _refuse(self, current: _Round, start: Start, facts: Facts) -> None:
-        reason = "what others have sent makes weights that are not finite (NaN or infinite)"
-        if start.still:  # others have it now, and it cannot be made better by trying again
-            raise RunError(f"after {facts.updates} updates {reason}; the run ends here")
-        self._do(self._roll.failed(reason, self._clock()))
 
     def _turn(self, number: int) -> int:
         """A round as people count them: its number also says who leads it."""

@@ -1,18 +1,17 @@
 """The tensors of a ring as vectors, and back.
 
 Everything that is averaged together lies in one vector of single precision, so that chunks do not
-care about tensors. What single precision cannot hold exactly (counters, doubles) goes into a second
-one of double precision. Means of whole numbers are rounded.
+care about tensors. What single precision cannot hold exactly (doubles) goes into a second one of
+double precision. Whole numbers and truth values are not averaged: each member keeps its own.
 
 Parameters come first in both. All of it goes on changing while a mean is made, so what is applied
-is a difference: to parameters, to statistics and counters, to an optimizer's moments. What is
-nowhere negative (variances) is kept so. What has no difference, such as the infinities of a mask,
-stays.
+is a difference: to parameters, to statistics, to an optimizer's moments. What is nowhere negative
+(variances) is kept so. Elements that are beyond what their type holds well, before or after a
+round, stay as they are here: the infinities of a mask, and whatever others lead there.
 
 Vectors lie in main memory, and types are converted there: not every device has double precision.
 """
 
-import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -22,7 +21,10 @@ import xxhash
 
 _VARIANCE = "running_var"
 """What normalisation layers call it; nowhere negative, whatever others say."""
-_WIDE = (torch.float64, torch.int64, torch.int32, torch.complex128)
+_WIDE = (torch.float64, torch.complex128)
+_ROOM = 2.0
+"""So many times what others may lead an element to is still a number in its type: what this member
+adds by itself, to squares for instance, has a place there."""
 
 
 class Vectors(NamedTuple):
@@ -44,6 +46,7 @@ class Layout:
 
     @classmethod
     def of(cls, tensors: Mapping[str, torch.Tensor], parameters: Collection[str] = ()) -> "Layout":
+        tensors = averaged(tensors)
         first = [name for name in tensors if name in parameters]
         names = [*first, *(name for name in tensors if name not in parameters)]
         return cls(
@@ -94,9 +97,10 @@ class Layout:
         """Put these values into the tensors."""
         for name, value in self._places(vectors):
             target = _as_real(tensors[name].data)
+            found = _like(target, value)
             if name.endswith(_VARIANCE):
-                value = value.where(value >= 0, target.reshape(-1).to(value.device, value.dtype))
-            _put(target, value)
+                found = found.where(found >= 0, target)
+            _put(target, found)
 
     def rest_of(self, vectors: Vectors) -> Vectors:
         """A copy of what belongs to no parameter; it is small."""
@@ -109,7 +113,7 @@ class Layout:
         rest = Vectors(*(v[n:] for v, n in zip(outcome, self.trained(), strict=True)))
         for name, value in self._places(outcome)[: self.parameters]:
             target = _as_real(tensors[name].data)
-            target.add_(value.view(target.shape).to(target.dtype).to(target.device))
+            _put(target, target + _like(target, value))
         means = self._places(rest, self.parameters)
         for (name, mean), (_, was) in zip(
             means, self._places(before, self.parameters), strict=True
@@ -137,6 +141,16 @@ class Layout:
         return found
 
 
+def averaged(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Those that have a mean. A count is of what one member has seen; a place or a choice (an
+    index, a mask) that others have moved would end the next forward."""
+    return {
+        name: tensor
+        for name, tensor in tensors.items()
+        if tensor.is_floating_point() or tensor.is_complex()
+    }
+
+
 def numbered(*facts: object) -> int:
     """A number that stands for these facts wherever they are known; never 0."""
     return 1 + xxhash.xxh3_64_intdigest(repr(facts).encode()) % (1 << 61)
@@ -150,25 +164,21 @@ def _as_real(tensor: torch.Tensor) -> torch.Tensor:
     return torch.view_as_real(tensor) if tensor.is_complex() else tensor
 
 
+def _like(target: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+    return values.view(target.shape).to(target.dtype).to(target.device)
+
+
 def _shift(target: torch.Tensor, difference: torch.Tensor, *, is_positive: bool) -> None:
-    """Add to statistics, counters or moments; `is_positive` if they may be such as are never
-    negative."""
-    now = target.cpu() if difference.dtype == torch.float64 else target
-    change = difference.view(now.shape).to(now.device).nan_to_num(0.0, math.inf, -math.inf)
-    never_negative = is_positive and bool((now >= 0).all())
-    if now.is_floating_point():
-        now.add_(change.to(now.dtype))
-    elif now.dtype == torch.bool:
-        now.copy_((now + change).round() > 0)
-    else:
-        limits = torch.iinfo(now.dtype)
-        now.copy_((now + change).round().clamp(limits.min, limits.max))
-    if never_negative and now.dtype != torch.bool:
-        now.clamp_(min=0)
-    if now is not target:
-        target.copy_(now)
+    """Add to statistics or moments; `is_positive` if they may be such as are never negative."""
+    found = target + _like(target, difference)
+    if is_positive and bool((target >= 0).all()):
+        found.clamp_(min=0)
+    _put(target, found)
 
 
-def _put(target: torch.Tensor, value: torch.Tensor) -> None:
-    exact = value if target.is_floating_point() else value.round()
-    target.copy_(exact.view(target.shape).to(target.dtype))
+def _put(target: torch.Tensor, found: torch.Tensor) -> None:
+    """What comes of a round gets into tensors here and nowhere else: in the tensor's own type,
+    element by element, where that is a number with some room, and has been one before."""
+    most = torch.finfo(target.dtype).max / _ROOM
+    fits = (found.abs() <= most) & (target.abs() <= most)
+    target.copy_(found.where(fits, target))
