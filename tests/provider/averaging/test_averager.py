@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from ravnest.errors import PeerError
+from ravnest.errors import PeerError, WireError
 from ravnest.provider.averaging.averager import Averager
 from ravnest.provider.averaging.ring import RoundReport
 from ravnest.provider.averaging.settings import Averaging
@@ -264,3 +264,33 @@ def test_a_member_that_says_goodbye_is_not_waited_for():
     link = staying._link("node_1")
     staying._arrived(link, goodbye)
     assert not link.needed
+
+
+@pytest.mark.parametrize("error", [KeyError, WireError])
+def test_what_others_say_is_no_error_of_this_side(error, caplog):
+    """Whatever comes of it here: the member is given up, and the round is off."""
+    caplog.set_level(logging.WARNING)
+    some = averager(two_rings(3))
+    spoilt = []
+
+    def heard(node, parcel):
+        raise error(node)
+
+    some._rings[0].heard = heard
+    some._rings[0].spoilt = lambda number, reason: spoilt.append(number)
+    some._inbox.put(Arrived(LinkTo("node_1"), Parcel(RingGot(ring=0, round=1))))
+    some._take()
+    assert "goes on without node_1: it sent something unusable" in caplog.text
+    assert len(spoilt) == 1
+    assert some._rings[0].others == ["node_2"]
+
+
+def test_a_goodbye_in_the_name_of_this_member_says_nothing():
+    """It made the whole cluster go on alone."""
+    told = []
+    some = averager(two_rings(3), told.append)
+    goodbye = Parcel(RingGone(ring=0, member=0, by=0, after=0))
+    some._inbox.put(Arrived(LinkTo("node_1"), goodbye))
+    some._take()
+    assert not told
+    assert some._rings[0].others == ["node_1", "node_2"]

@@ -32,6 +32,7 @@ def play(members, elements, chunk_elements, seed):
         member = (sender + 1) % members
         start, stop = division.chunk(item.segment, item.chunk)
         assert stop - start == len(payload)
+        courses[member].admit(item)
         step = courses[member].arrived(item)
         if step.add:
             payload = payload + own[member][start:stop]
@@ -76,12 +77,13 @@ def test_all_end_with_the_mean(members, elements, chunk_elements, seed):
 )
 def test_what_does_not_belong_is_refused(stray):
     with pytest.raises(WireError, match="does not belong to member 2"):
-        Course(Division(30, 3, 4), 2).arrived(stray)
+        Course(Division(30, 3, 4), 2).admit(stray)
 
 
 def test_nothing_is_taken_twice():
     course = Course(Division(30, 3, 4), 2)
+    course.admit(Sum(1, 0, 1))
     step = course.arrived(Sum(1, 0, 1))
     assert step == Step(add=True, finish=False, keep=False, onward=Sum(1, 0, 2))
     with pytest.raises(WireError, match="came twice"):
-        course.arrived(Sum(1, 0, 1))
+        course.admit(Sum(1, 0, 1))

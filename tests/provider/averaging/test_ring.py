@@ -18,6 +18,7 @@ from ravnest.wire.messages import (
     RingChunk,
     RingGone,
     RingPledge,
+    RingShare,
 )
 
 MEMBERS = (RingMember("node_0", "", 0), RingMember("node_1", "", 1))
@@ -43,7 +44,8 @@ def called(codec):
         round_s=600,
         wait_s=600,
     )
-    call = RingCall(ring=0, round=1, leader=0, fragment=0, shares=(), still=False, last=False)
+    leader = (RingShare(member=0, weight=1.0, layout=1, moments=0, base=0),)
+    call = RingCall(ring=0, round=2, leader=0, fragment=0, shares=leader, still=False, last=False)
     place.heard("node_0", Parcel(call))
     place.snapshot_begun(asked[0], Facts(1.0, 1.0, 1, ()))
     place.snapshot_taken(asked[0], Snapshot((fragments[0].layout.gather(tensors),), ()))
@@ -52,7 +54,7 @@ def called(codec):
 
 def begin(**other):
     usual = {"members": (0, 1), "weights": (1.0, 1.0), "moments": False, "changes": False}
-    return Parcel(RingBegin(ring=0, round=1, **{**usual, **other}))
+    return Parcel(RingBegin(ring=0, round=2, **{**usual, **other}))
 
 
 @pytest.mark.parametrize("words", [{"moments": True}, {"weights": (1.0, 2.0)}])
@@ -130,12 +132,12 @@ def pledge():
         "lock": b"",
     }
     chunks = ((0.0, 0.0), (), (), ())
-    return Parcel(RingPledge(ring=0, round=1, by=0, chunks=chunks, has_ended=False, **words))
+    return Parcel(RingPledge(ring=0, round=2, by=0, chunks=chunks, has_ended=False, **words))
 
 
 def chunk(values, **other):
     usual = {"vector": 0, "is_mean": True, "segment": 0, "chunk": 0, "passed": 1}
-    return Parcel(RingChunk(ring=0, round=1, **{**usual, **other}), (values,))
+    return Parcel(RingChunk(ring=0, round=2, **{**usual, **other}), (values,))
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])

@@ -1,13 +1,16 @@
 """When rings make rounds: members of different speed, that die, that finish at different times."""
 
 import heapq
+import math
 import random
 from dataclasses import dataclass, field
 
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
+from ravnest.errors import WireError
 from ravnest.provider.averaging.instructions import (
     Over,
     Release,
@@ -18,7 +21,16 @@ from ravnest.provider.averaging.instructions import (
 )
 from ravnest.provider.averaging.membership import Membership
 from ravnest.provider.averaging.rollcall import RollCall
-from ravnest.wire.messages import RingBegin, RingCall, RingDone, RingGone, RingGot, RingShare
+from ravnest.wire.messages import (
+    RingBegin,
+    RingCall,
+    RingCancel,
+    RingDone,
+    RingGone,
+    RingGot,
+    RingShare,
+    RingWish,
+)
 
 ROUND_S = 20.0
 
@@ -230,11 +242,39 @@ def test_the_last_one_left_does_not_wait():
 
 def test_strange_messages_change_nothing():
     call = RollCall(0, 1, 3, round_s=ROUND_S)
-    stray = RingCall(ring=0, round=7, leader=1, fragment=0, shares=(), still=False, last=False)
+    shares = tuple(RingShare(member=k, weight=1.0, layout=1, moments=0, base=0) for k in range(3))
+    stray = RingCall(ring=0, round=3, leader=0, fragment=0, shares=(), still=False, last=False)
+    strange = [
+        replace(stray, **about)
+        for about in (
+            {"round": 4, "shares": shares[:1]},  # a round of another leader's
+            {"shares": shares[:2]},
+            {"shares": shares[1:]},
+            {"shares": shares[:1] * 1000},
+            {"shares": (replace(shares[0], weight=math.nan),)},
+            {"shares": (replace(shares[0], member=-1),)},
+        )
+    ]
+    wish = RingWish(
+        ring=0, member=1, number=9, complete=0, settled=0, missed=0, due=True, stand="trains"
+    )
     begin = RingBegin(
         ring=0, round=3, members=(0, 1), weights=(1.0, 1.0), moments=False, changes=False
     )
-    for message in (stray, begin, RingGone(ring=0, member=99, by=0, after=0)):
+    strange += [
+        replace(begin, weights=(1.0,)),
+        replace(begin, round=4),
+        replace(begin, round=4, members=(1, 0)),
+        RingGone(ring=0, member=99, by=0, after=0),
+        RingDone(ring=0, round=7, by=99),
+        RingDone(ring=0, round=7, by=1),
+        replace(wish, member=7),
+        wish,
+    ]
+    for message in (stray, *strange):
+        with pytest.raises(WireError, match="nobody here can have said"):
+            call.heard(message, 0, 0.0)
+    for message in (begin, RingGone(ring=0, member=1, by=1, after=0)):  # but they may come around
         assert call.heard(message, 0, 0.0) == []
     share = RingShare(member=1, weight=1.0, layout=1, moments=0, base=0)
     assert call.snapshot_taken(share, 0.0) == []
@@ -440,8 +480,7 @@ def test_a_round_that_is_never_complete_everywhere_is_not_made_for_ever(members)
     assert set(world.released) == set(range(members))
 
 
-@pytest.mark.parametrize("by", [0, 99])
-def test_words_in_the_name_of_a_member_that_is_not_there_go_around_once(by):
+def test_words_in_the_name_of_a_member_that_is_gone_go_around_once():
     world = World(4, random.Random(0))
     world.tell(0, lambda c: c.leave(world.now))
     world.run(10)
@@ -449,7 +488,7 @@ def test_words_in_the_name_of_a_member_that_is_not_there_go_around_once(by):
     told = []
     send = world.send
     world.send = lambda source, to, message: (told.append(message), send(source, to, message))
-    done = RingDone(ring=0, round=7, by=by)
+    done = RingDone(ring=0, round=7, by=0)
     world.tell(1, lambda c: c.heard(done, 3, world.now))
     world.run(100)
     assert told.count(done) < 3
@@ -493,3 +532,44 @@ def test_a_round_is_given_up_when_nothing_comes_and_not_for_its_length():
     assert call.completed(now) == []  # the leader has to say so
     assert call.tick(1.9 * now) == []  # others may need as long again
     assert any(isinstance(each, Skip) for each in call.tick(2.1 * now))
+
+
+@pytest.mark.parametrize("by_all", [True, False])
+@pytest.mark.parametrize("members", [2, 3, 5])
+def test_a_goodbye_after_a_round_that_is_still_under_way_ends_it(members, by_all):
+    """Said of all others, it left a member alone in its round, whose next one was itself."""
+    call = RollCall(0, 0, members, round_s=ROUND_S)
+    (took,) = [each for each in call.due(0.0) if isinstance(each, TakeSnapshot)]
+    found = []
+    for member in range(1, members) if by_all else [1]:
+        gone = RingGone(ring=0, member=member, by=member, after=2**60)
+        found += call.heard(gone, members - 1, 0.0)
+    assert any(isinstance(each, Skip) and each.round == took.round for each in found)
+    assert call.is_over == (by_all or members == 2)
+    found += call.snapshot_taken(RingShare(member=0, weight=1.0, layout=1, moments=0, base=0), 0.0)
+    assert not any(isinstance(each, Send) and each.to == 0 for each in found)
+
+
+def test_who_is_gone_is_heard_no_more():
+    """But where it says that it was given up wrongly."""
+    call = RollCall(0, 2, 4, round_s=ROUND_S)
+    caught = RingGone(ring=0, member=3, by=2, after=0, is_caught=True)
+    assert call.lost(3, 0.0, is_caught=True)
+    assert call.alive == [0, 1, 2]
+    for words in (
+        RingGone(ring=0, member=0, by=3, after=0),
+        RingGone(ring=0, member=1, by=1, after=0),
+        RingGone(ring=0, member=0, by=1, after=0),
+        RingCancel(ring=0, round=4, reason="x"),
+        RingWish(
+            ring=0, member=0, number=9, complete=0, settled=0, missed=0, due=True, stand="trains"
+        ),
+    ):
+        assert call.heard(words, 3, 0.0) == []
+    call.heard(replace(caught, member=2, by=3, is_caught=False), 3, 0.0)
+    assert call.alive == [0, 1, 2], "it was caught"
+    other = RollCall(0, 2, 4, round_s=ROUND_S)
+    other.lost(1, 0.0)
+    assert other.alive == [0, 2, 3]
+    other.heard(RingGone(ring=0, member=2, by=1, after=0), 1, 0.0)
+    assert other.is_over, "of two that have given up each other the first one stays"

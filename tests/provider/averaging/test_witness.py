@@ -2,7 +2,6 @@
 
 import dataclasses
 import hashlib
-import itertools
 import logging
 import math
 import re
@@ -15,7 +14,7 @@ from msgspec import structs
 from ravnest.errors import WireError
 from ravnest.provider.averaging.bounds import Pledge
 from ravnest.provider.averaging.course import Mean, Sum
-from ravnest.provider.averaging.exchange import Exchange
+from ravnest.provider.averaging.exchange import Exchange, Gate
 from ravnest.provider.averaging.fragments import fragments_of
 from ravnest.provider.averaging.outer import Nesterov
 from ravnest.provider.averaging.ring import RingPlace, Surroundings
@@ -32,6 +31,7 @@ from ravnest.wire.messages import (
     RingChunk,
     RingClear,
     RingDone,
+    RingGone,
     RingGot,
     RingPledge,
     RingTerms,
@@ -804,23 +804,127 @@ def test_buffers_that_are_not_finite_end_nobodys_run(still, caplog):
     assert caplog.messages == []
 
 
-def test_chunks_that_come_early_are_few():
+def test_chunks_that_come_early_are_looked_at_when_they_come():
+    """They were kept as they came, up to so many bytes by their own account."""
     ring = Ring(3)
     ring.learn()
     for place in ring.places:
         place.due()
+    early = []
     while ring.line:
         source, to, parcel = ring.line.pop(0)
+        words = parcel.message
+        if to == 2 and isinstance(words, RingPledge) and words.by == 0:
+            continue  # without it that member cannot begin
+        if to == 2 and isinstance(words, RingChunk):
+            early.append(parcel)
+            continue
         ring.places[to].heard(f"node_{source}", parcel)
-        if isinstance(parcel.message, RingBegin) and to == 2:
+    place, (first, *_) = ring.places[2], early
+    values = first.tensors[0]
+    many = Packed("zstd", values.dtype, tuple(values.shape), (torch.zeros(9000),))
+    for about, tensors, reason in [
+        ({}, (), "0 tensors"),
+        ({"vector": 9}, (values,), "a chunk of vector 9"),
+        ({"segment": 2}, (values,), "does not belong"),
+        ({"chunk": 2**61}, (values,), "does not belong"),
+        ({"passed": 2}, (values,), "does not belong"),
+        ({}, (values[1:],), "belongs"),
+        ({}, (values.double(),), "belongs"),
+        ({}, (Packed("zstd", values.dtype, (2**61,) * 64, ()),), "belongs"),
+        ({}, (many,), "36000 bytes"),
+    ]:
+        place._round.gate = Gate(place._round.tracks, 2)
+        with pytest.raises(WireError, match=reason):
+            place.heard("node_1", Parcel(structs.replace(first.message, **about), tensors))
+    assert place._round.exchange is None
+    assert not place._round.early
+    place._round.gate = Gate(place._round.tracks, 2)
+    place.heard("node_1", first)
+    assert len(place._round.early) == 1
+    with pytest.raises(WireError, match="came twice"):
+        place.heard("node_1", first)
+
+
+@pytest.mark.parametrize("still", [False, True])
+@pytest.mark.parametrize("members", [2, 3])
+def test_a_member_that_has_left_sends_nothing_more(members, still, caplog):
+    """Its chunk did not pass, and had been counted; being gone it could not be left out, and the
+    round was taken over with what lay in the snapshot."""
+    caplog.set_level(logging.WARNING)
+    ring = Ring(members, liar=1, still=still)
+    ring.learn()
+    ring.round()
+    ring.learn()
+    before = [{n: t.clone() for n, t in tensors.items()} for tensors in ring.tensors]
+    for place in ring.places:
+        place.waits() if still else place.due()
+    said = False
+    while ring.line:
+        source, to, parcel = ring.line.pop(0)
+        words = parcel.message
+        if to == 1 and isinstance(words, RingGone):
+            continue
+        if source == 1 and isinstance(words, RingChunk):
+            if not said:
+                gone = RingGone(ring=0, member=1, by=1, after=2**60)
+                ring.places[to].heard("node_1", Parcel(gone))
+                said = True
+            if words.vector == 0:
+                parcel = Parcel(words, (torch.full_like(parcel.tensors[0], 1e9),))
+        ring.places[to].heard(f"node_{source}", parcel)
+    for k in ring.honest():
+        assert ring.places[k]._round is None
+        assert ring.distance(k, before) < 1.0
+    assert len(ring.applied[0]) == (1 if members == 2 else 2)
+
+
+def test_a_chunk_that_is_refused_has_not_come():
+    """Whoever it is to be blamed on, and whether or not that one can be left out."""
+    ring = Ring(3, liar=1)
+    ring.learn()
+    ring.sends = lambda item, values: values + 1e9 if len(values) > 100 else None
+    for place in ring.places:
+        place.due()
+    ring.places[2].lost = lambda *about, **more: None
+    refused = []
+    while ring.line:
+        source, to, parcel = ring.line.pop(0)
+        place = ring.places[to]
+        current = place._round
+        if to == 2 and source == 1 and isinstance(parcel.message, RingChunk) and current:
+            left = [course._left for course in current.gate.courses]
+            place.heard("node_1", parcel)
+            if place._round is not current:
+                refused.append(left == [course._left for course in current.gate.courses])
+            continue
+        place.heard(f"node_{source}", parcel)
+        if refused:
             break
-    about = {"vector": 0, "is_mean": False, "segment": 1, "chunk": 0, "passed": 1}
-    early = RingChunk(ring=0, round=parcel.message.round, **about)
-    with pytest.raises(WireError, match="0 tensors"):
-        ring.places[2].heard("node_1", Parcel(early, ()))
-    several = itertools.repeat(Parcel(early, (torch.zeros(1),)), 2000)
-    with pytest.raises(WireError, match="more chunks than a round has"):
-        any(ring.places[2].heard("node_1", each) for each in several)
+    assert refused == [True]
+    assert not ring.applied[2]
+
+
+@pytest.mark.parametrize("members", [3, 4])
+def test_a_call_is_looked_at_before_it_is_handed_on(members):
+    """One with 100,000 shares was, and the next member refused the one that had added its own."""
+    ring = Ring(members, liar=0)
+    ring.learn()
+    for place in ring.places:
+        place.due()
+    refused = 0
+    while ring.line and not refused:
+        source, to, parcel = ring.line.pop(0)
+        if source == 0 and isinstance(parcel.message, RingCall):
+            shares = parcel.message.shares * 1000
+            long = Parcel(structs.replace(parcel.message, shares=shares))
+            with pytest.raises(WireError, match="RingCall that nobody"):
+                ring.places[to].heard("node_0", long)
+            refused += 1
+            continue
+        ring.places[to].heard(f"node_{source}", parcel)
+    assert refused
+    assert not any(isinstance(parcel.message, RingCall) for _, _, parcel in ring.line)
 
 
 # ---- honest members, whatever becomes of them

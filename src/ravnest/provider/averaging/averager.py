@@ -207,18 +207,28 @@ class Averager:
 
     def _arrived(self, link: Link, parcel: Parcel) -> None:
         message = parcel.message
+        ring = self._rings.get(message.ring) if isinstance(message, RingMessage) else None
+        number = None if ring is None else ring.round_under_way
         try:
-            if not isinstance(message, RingMessage) or message.ring not in self._rings:
+            if ring is None:
                 raise WireError(f"a {type(message).__name__} that no ring knows of")
-            ring = self._rings[message.ring]
             ring.heard(link.peer.node, parcel)
+            if isinstance(message, RingGone) and message.member == message.by:
+                cluster = ring.cluster_of(message.member)
+                if cluster != self._cluster:  # which knows by itself whether it has left
+                    self._left(cluster)
+        except Exception as error:  # whatever it was, that member cannot be relied on
+            if isinstance(error, RunError) and not isinstance(error, WireError):
+                raise  # different settings, before a round was ever made
+            logger.debug("what %s has sent", link.peer, exc_info=True)
+            reason = f"it sent something unusable: {str(error) or type(error).__name__}"
+            self._lost(link.peer.node, reason)
+            if ring is not None:
+                ring.spoilt(number, reason)
+        if ring is not None:
             self._connect(ring)
-            if isinstance(message, RingGone):
-                if message.member == message.by:
-                    self._left(ring.cluster_of(message.member))
-                self._say_who_is_needed()
-        except WireError as error:  # whatever it was, that member cannot be relied on
-            self._lost(link.peer.node, f"it sent something unusable: {error}")
+        if isinstance(message, RingGone):
+            self._say_who_is_needed()
 
     def _lost(self, node: str, reason: str) -> None:
         for ring in self._rings.values():

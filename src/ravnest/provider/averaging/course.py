@@ -117,10 +117,13 @@ class Course:
         """The result is complete."""
         return self._left == 0
 
-    def arrived(self, item: Sum | Mean) -> Step:
+    def admit(self, item: Sum | Mean) -> None:
         """`WireError` if it does not belong here, or has been here before."""
         self._check(item)
         self._seen.add(item)
+
+    def arrived(self, item: Sum | Mean) -> Step:
+        """One that was admitted, and is as it may be, counts from now on."""
         members = self._division.members
         if isinstance(item, Mean):
             self._left -= 1

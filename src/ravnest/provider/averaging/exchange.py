@@ -29,6 +29,8 @@ from ravnest.wire.messages import RingChunk
 
 CHUNK_BYTES = 2 << 20
 """Smaller ones cost more each than they save; while larger ones come, the line after waits."""
+_LEAST_BYTES = 1 << 10
+"""What codecs may add to a chunk, beside its own bytes once more."""
 Outgoing = tuple[RingChunk, Payload]
 
 
@@ -96,6 +98,35 @@ def shares_by_track(
     return [of_changes if track.changes else whole for track in tracks]
 
 
+class Gate:
+    """Which chunks have a place in a round, each once: known as soon as the vectors are divided, so
+    that none is kept, unpacked or counted before."""
+
+    def __init__(self, tracks: Sequence[Track], place: int) -> None:
+        self._tracks = tracks
+        self.courses = [Course(track.division, place) for track in tracks]
+
+    def admit(self, message: RingChunk, payload: Payload) -> Sum | Mean:
+        """What it is. `WireError` if it does not belong here, or has been here before."""
+        vector = message.vector
+        if vector >= len(self._tracks):
+            raise WireError(f"a chunk of vector {vector}, of which there are {len(self._tracks)}")
+        item: Sum | Mean = (Mean if message.is_mean else Sum)(
+            message.segment, message.chunk, message.passed
+        )
+        self.courses[vector].admit(item)
+        track = self._tracks[vector]
+        start, stop = track.division.chunk(item.segment, item.chunk)
+        most = 2 * (stop - start) * track.own.element_size() + _LEAST_BYTES
+        exact = tuple(payload.shape) == (stop - start,) and payload.dtype == track.own.dtype
+        if not exact or payload.nbytes > most:
+            raise WireError(
+                f"a chunk of {payload.dtype}{list(payload.shape)}, {payload.nbytes} bytes, came "
+                f"where {track.own.dtype}[{stop - start}] belongs"
+            )
+        return item
+
+
 class Exchange:
     """From snapshots to what is to be applied."""
 
@@ -111,6 +142,7 @@ class Exchange:
         still: bool = False,
         shares: Sequence[float] | None = None,
         witness: Witness | None = None,
+        gate: "Gate | None" = None,
     ) -> None:
         """`shares`: where changes do not count in full. What they lack of a whole is no change."""
         self._ring, self._round = ring, number
@@ -121,9 +153,9 @@ class Exchange:
         self._share = [shares[place] for shares in self._shares]
         self.witness = witness
         self._still = still
-        self._courses = []
+        self._gate = gate or Gate(tracks, place)
+        self._courses = self._gate.courses
         for track in tracks:
-            self._courses.append(Course(track.division, place))
             if track.changes and track.momentum is not None:
                 first, stop = track.division.segment((place + 1) % len(members))
                 track.momentum.begin(members, first, stop, track.own.dtype)
@@ -150,28 +182,20 @@ class Exchange:
                 payload, _ = self._packed(vector, item, start, values, unit)
                 yield self._sent(vector, item, payload)
 
-    @torch.no_grad()
     def arrived(self, message: RingChunk, payload: Payload) -> Outgoing | None:
         """A chunk of this round; what to send to the next member, if anything. A tensor that comes
         is written to."""
-        vector = message.vector
-        if vector >= len(self._tracks):
-            raise WireError(f"a chunk of vector {vector}, of which there are {len(self._tracks)}")
-        item: Sum | Mean = (Mean if message.is_mean else Sum)(
-            message.segment, message.chunk, message.passed
-        )
-        step = self._courses[vector].arrived(item)
+        return self.take(message.vector, self._gate.admit(message, payload), payload)
+
+    @torch.no_grad()
+    def take(self, vector: int, item: Sum | Mean, payload: Payload) -> Outgoing | None:
+        """The same of one that was admitted before."""
         track = self._tracks[vector]
         start, stop = self._bounds(vector, item)
-        # Before it is unpacked: some codecs make a lot of little.
-        if tuple(payload.shape) != (stop - start,) or payload.dtype != track.own.dtype:
-            raise WireError(
-                f"a chunk of {payload.dtype}{list(payload.shape)} came where "
-                f"{track.own.dtype}[{stop - start}] belongs"
-            )
         values = unpack(payload) if isinstance(payload, Packed) else payload
         if self.witness is not None:
             self.witness.receives(vector, item, start, values, payload)
+        step = self._courses[vector].arrived(item)
         if step.add:
             unit = unit_of(self._shares[vector][item.segment])
             if share := self._share[vector]:

@@ -42,6 +42,9 @@ class Membership:
         self.gone = frozenset(filter(self._is_gone, self._given_up_by))
         return True
 
+    def has_given_up(self, by: int, member: int) -> bool:
+        return by in self._given_up_by.get(member, ())
+
     def around(self, member: int, step: int) -> Iterator[int]:
         """Those who are there, from the next one on in that direction; oneself at the end."""
         for count in range(1, self._members + 1):

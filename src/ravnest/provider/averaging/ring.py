@@ -9,7 +9,14 @@ from typing import Literal
 
 from ravnest.errors import RunError, WireError
 from ravnest.provider.averaging.bounds import LEAST_OF_TWO, Agreement, agree
-from ravnest.provider.averaging.exchange import Exchange, Track, in_full, shares_by_track
+from ravnest.provider.averaging.course import Mean, Sum
+from ravnest.provider.averaging.exchange import (
+    Exchange,
+    Gate,
+    Track,
+    in_full,
+    shares_by_track,
+)
 from ravnest.provider.averaging.fragments import Fragment, is_finite
 from ravnest.provider.averaging.instructions import (
     Instruction,
@@ -32,9 +39,6 @@ from ravnest.wire.encoding import Parcel
 from ravnest.wire.messages import RingChunk, RingMessage, RingShare
 
 logger = logging.getLogger("ravnest.averaging")
-_EARLY_BYTES = 1 << 20
-_EARLY_COSTS = 1000
-"""Bytes for keeping a chunk, however short it is."""
 _MOST_DISAGREEMENTS = 3
 _ASKED_S = 60.0
 """How long a leader that is asked to go on without stragglers may take."""
@@ -86,13 +90,13 @@ class _Round:
     snapshot: Snapshot | None = None
     start: Start | None = None
     tracks: list[Track] = field(default_factory=list)
+    gate: Gate | None = None
     """Once this member has pledged what it brings."""
     exchange: Exchange | None = None
     rest: tuple[Vectors, ...] = ()
     """What belongs to no parameter, as it was in the snapshot."""
-    early: list[Parcel] = field(default_factory=list)
-    """Chunks that came before this member could begin."""
-    early_bytes: int = 0
+    early: list[tuple[int, Sum | Mean, Payload]] = field(default_factory=list)
+    """Chunks that were admitted before this member could begin."""
     is_exchanged: bool = False
     """All chunks are here."""
 
@@ -225,52 +229,63 @@ class RingPlace:
         assert isinstance(message, RingMessage)
         if source not in self._places:
             raise WireError(f"{source} is not a member of ring {self.id}")
-        if isinstance(message, Words):
-            self._testified(message, self._places[source])
-            return
-        if not isinstance(message, RingChunk):
-            self._do(self._roll.heard(message, self._places[source], self._clock()))
-            return
+        place = self._places[source]
+        if not isinstance(message, Words | RingChunk):
+            self._do(self._roll.heard(message, place, self._clock()))
+        elif place not in self._roll.alive:
+            return  # what was on its way when it went
+        elif isinstance(message, Words):
+            self._testified(message, place)
+        else:
+            self._chunk(message, place, parcel.tensors)
+
+    def _chunk(self, message: RingChunk, source: int, content: Sequence[Payload]) -> None:
         current = self._round
         if current is None or current.start is None or current.number != message.round:
             return  # of a round that has been given up here
-        if self._places[source] != self._testimony.watch.neighbour(-1):
+        if source != self._testimony.watch.neighbour(-1):
             raise WireError("a chunk from another member than the one before this one")
-        if len(parcel.tensors) != 1:
-            raise WireError(f"a chunk with {len(parcel.tensors)} tensors")
-        if current.exchange is None:
-            current.early.append(parcel)
-            current.early_bytes += parcel.tensors[0].nbytes + _EARLY_COSTS
-            # A round has each chunk of its vectors twice at most, as a sum and as a mean.
-            sizes = [self.fragments[k].layout.sizes() for k in current.fragments]
-            most = 4 * 8 * sum(single + double for single, double in sizes) + _EARLY_BYTES
-            if current.early_bytes > most:
-                raise WireError("more chunks than a round has")
-        else:
-            self._take_in(current, current.exchange, message, parcel)
-
-    def _take_in(
-        self, current: _Round, exchange: Exchange, message: RingChunk, parcel: Parcel
-    ) -> None:
-        if self._testimony.agree is None:
+        if current.gate is None or not self._testimony.has_terms:
             raise WireError("a chunk before the terms on which it was made")
+        if len(content) != 1:
+            raise WireError(f"a chunk with {len(content)} tensors")
+        item = current.gate.admit(message, content[0])
+        if current.exchange is None:
+            current.early.append((message.vector, item, content[0]))
+        else:
+            self._take_in(current, message.vector, item, content[0])
+
+    def _take_in(self, current: _Round, vector: int, item: Sum | Mean, payload: Payload) -> None:
+        assert current.exchange is not None
         try:
-            onward = exchange.arrived(message, parcel.tensors[0])
+            onward = current.exchange.take(vector, item, payload)
         except TooLongError as error:
-            self._refuse_chunk(current, error)
+            reason = f"in round {self._turn(current.number)} {error}"
+            self._refuse(current, reason, is_measured=True, is_certain=error.is_certain)
             return
         self._roll.progressed(self._clock())
         if onward is not None:
             self._pass_on(*onward)
         self._look_whether_done(current)
 
-    def _refuse_chunk(self, current: _Round, error: TooLongError) -> None:
-        if error.is_certain:
+    def _refuse(
+        self, current: _Round, reason: str, *, is_measured: bool, is_certain: bool = True
+    ) -> None:
+        """What the member before this one has done, if that is certain. The round is off in any
+        case: nothing of it is built on who it was, or on whether that one can be left out."""
+        if is_certain:
             node = self._members[self._testimony.watch.neighbour(-1)].node
-            reason = f"in round {self._turn(current.number)} {error}"
-            self.lost(node, reason, is_caught=True, is_measured=True)
-        else:
-            self._do(self._roll.failed(str(error), self._clock(), is_refused=True))
+            self.lost(node, reason, is_caught=True, is_measured=is_measured)
+        self.spoilt(current.number, reason)
+
+    @property
+    def round_under_way(self) -> int | None:
+        return None if self._round is None else self._round.number
+
+    def spoilt(self, number: int | None, reason: str) -> None:
+        """Something that is not fit has come in that round: if it is still under way, it is off."""
+        if self._round is not None and self._round.number == number:
+            self._do(self._roll.failed(reason, self._clock(), is_refused=True))
 
     def snapshot_begun(self, number: int, facts: Facts) -> None:
         current = self._round
@@ -396,6 +411,7 @@ class RingPlace:
         current.rest = tuple(layout.rest_of(vectors) for layout, vectors in self._parts(snapshot))
         for track in current.tracks:
             track.divide(len(start.members))
+        current.gate = Gate(current.tracks, start.members.index(self._roll.me))
         codecs = [track.codec.name for track in current.tracks if track.codec is not None]
         codecs += [self.fragments[number].compressed_by for number in current.fragments]
         self._testimony.pledge(
@@ -478,6 +494,7 @@ class RingPlace:
             still=start.still,
             shares=shares,
             witness=self._testimony.watches(current.tracks, by_track),
+            gate=current.gate,
         )
         if self._testimony.agree is False:
             self._disagree("the members were told different weights or pledges")
@@ -485,16 +502,9 @@ class RingPlace:
         for message, payload in current.exchange.begin():
             self._pass_on(message, payload)
         early, current.early = current.early, []
-        source = self._members[self._testimony.watch.neighbour(-1)].node
-        for parcel in early:
-            assert isinstance(parcel.message, RingChunk)
-            if self._round is not current:
-                return
-            try:
-                self._take_in(current, current.exchange, parcel.message, parcel)
-            except WireError as error:
-                self.lost(source, f"it sent something unusable: {error}")
-                return
+        for vector, item, payload in early:
+            if self._round is current:
+                self._take_in(current, vector, item, payload)
         self._look_whether_done(current)
 
     def _tracks(self, snapshot: Snapshot, start: Start, fragments: Sequence[int]) -> list[Track]:
@@ -550,8 +560,8 @@ class RingPlace:
         if found is None:
             return
         if found:
-            node = self._members[self._testimony.watch.neighbour(-1)].node
-            self.lost(node, f"in round {self._turn(start.round)} {found}", is_caught=True)
+            reason = f"in round {self._turn(start.round)} {found}"
+            self._refuse(current, reason, is_measured=False)
             return
         self._round = None
         assert current.exchange.witness is not None

@@ -19,7 +19,7 @@ is called to stand still and does not says so, and the round is off.
 
 A member that is gone is passed over from then on, and everybody hears of it (see membership.py). It
 costs the round that was under way and nothing else, since what is applied at the end is the
-difference between the mean and one's own snapshot.
+difference between the mean and one's own snapshot. No round outlives one of its members here.
 """
 
 from collections.abc import Sequence, Set
@@ -28,6 +28,7 @@ from typing import Literal
 
 from msgspec.structs import replace
 
+from ravnest.errors import WireError
 from ravnest.provider.averaging.instructions import (
     Instruction,
     Message,
@@ -39,7 +40,14 @@ from ravnest.provider.averaging.instructions import (
     TakeSnapshot,
 )
 from ravnest.provider.averaging.membership import Membership
-from ravnest.provider.averaging.wishes import MISMATCH, Unheard, Wishes, beginning, can_average
+from ravnest.provider.averaging.wishes import (
+    MISMATCH,
+    Unheard,
+    Wishes,
+    are_weights,
+    beginning,
+    can_average,
+)
 from ravnest.wire.messages import (
     RingBegin,
     RingCall,
@@ -251,6 +259,9 @@ class RollCall:
             # Who says so may not know, and would wait; but goodbyes are not answered for ever.
             leaves = isinstance(message, RingGone) and message.member == message.by
             return [] if leaves else [Send(source, self._goodbye())]
+        if not self._may_speak(source, message):
+            return []
+        self._check(message)
         match message:
             case RingWish():
                 return self._wished(message, now)
@@ -266,8 +277,43 @@ class RollCall:
                 return self._done(message, now)
             case RingCancel():
                 return self._cancelled(message, now)
-            case RingGone():
-                return self._given_up(message, now)
+            case RingGone():  # what this member has said of others comes back, and is known here
+                return [] if message.by == self.me else self._given_up(message, now)
+
+    def _may_speak(self, source: int, message: Message) -> bool:
+        """Who is gone is heard no more, but where it says goodbye, or contests that it is gone."""
+        if source not in self._ranks.gone:
+            return True
+        if not isinstance(message, RingGone) or message.by != source:
+            return False
+        return message.member == source or self._ranks.has_given_up(message.member, source)
+
+    def _check(self, message: Message) -> None:
+        """Before anything of it is kept, or handed on: else the next one would take the one that
+        hands it on for a liar. On which side it came from nothing is built: members may differ for
+        a moment in whom they have beside them."""
+        knows, leads = self._ranks.knows, getattr(message, "round", 0) % self._members
+        match message:
+            case RingWish(member=member):
+                fits = knows(member) and member != self.me
+            case RingCall(leader=leader, shares=shares):
+                # Those who have answered by now: from the leader on, each once.
+                places = [share.member for share in shares]
+                last = self._members if leader == self.me else self.me
+                in_turn = places == sorted({leader, *places}) and leader == places[0]
+                weights = [share.weight for share in shares]
+                fits = leads == leader and in_turn and places[-1] < last and are_weights(weights)
+            case RingBegin(members=members, weights=weights):
+                same = len(members) == len(weights)
+                fits = same and members[:1] == (leads,) and leads != self.me
+            case RingDone(by=by):
+                fits = knows(by) and by != self.me
+            case RingGone(member=member, by=by):
+                fits = knows(member) and knows(by)
+            case _:
+                fits = True
+        if not fits:
+            raise WireError(f"a {type(message).__name__} that nobody here can have said")
 
     def lost(self, member: int, now: float, *, is_caught: bool = False) -> list[Instruction]:
         """A member cannot be reached, or cannot be relied on."""
@@ -276,8 +322,6 @@ class RollCall:
 
     def _given_up(self, news: RingGone, now: float) -> list[Instruction]:
         ranks, before = self._ranks, self._ranks.gone
-        if not (ranks.knows(news.member) and ranks.knows(news.by)):
-            return []
         if not ranks.gave_up(news.by, news.member, is_caught=news.is_caught):
             return []
         # Whoever is given up is told too: it may live, and is not to wait for the others.
@@ -294,13 +338,13 @@ class RollCall:
         return [*found, *self._without(ranks.gone - before, news.after, now)]
 
     def _without(self, gone: Set[int], after: int, now: float) -> list[Instruction]:
-        """Go on without these, who have done their part in all rounds up to `after`."""
+        """Go on without these. Who has left knew that everybody had everything up to `after`."""
         found: list[Instruction] = []
         if after >= self._complete > self._settled:
-            found += self._settle(now)  # who left knew that everybody had everything
-        elif gone and self._round is not None and self._round.call.round > after:
+            found += self._settle(now)
+        elif gone and self._round is not None:
             found += self._cancel(f"{self._names[min(gone)]} is gone")
-        if len(self.alive) == 1 and self._round is None:
+        if len(self.alive) == 1:
             return [*found, *self._end("nobody else is left")]
         # What was wished may have been under way there, or the leader is another one now.
         return [*found, *self._wish(now), *self._lead(now)]

@@ -195,6 +195,11 @@ class Testimony:
             return True
         return None if len(self._terms) < 2 else len(set(self._terms.values())) == 1
 
+    @property
+    def has_terms(self) -> bool:
+        """The member before this one has said on which terms it sends chunks."""
+        return self._are_two or self.watch.neighbour(-1) in self._terms
+
     def verdict(self) -> str | None:
         """What the member before this one has done that it may not; empty if it is known that no
         member has anything to say against the one before it, and None as long as it is not."""

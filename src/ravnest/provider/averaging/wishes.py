@@ -95,10 +95,13 @@ def beginning(call: RingCall, alive: Sequence[int]) -> RingBegin | str:
 
 
 def can_average(members: Sequence[int], weights: Sequence[float], alive: Sequence[int]) -> bool:
-    """Whether these are all who are there, each with its weight: a number of samples, which NaN is
-    not."""
-    usable = len(weights) == len(members) and all(0 <= weight < _MOST_SAMPLES for weight in weights)
-    return list(members) == list(alive) and usable
+    """Whether these are all who are there, each with its weight."""
+    return list(members) == list(alive) and len(weights) == len(members) and are_weights(weights)
+
+
+def are_weights(weights: Sequence[float]) -> bool:
+    """Numbers of samples, which NaN is not."""
+    return all(0 <= weight < _MOST_SAMPLES for weight in weights)
 
 
 def _all_the_same(numbers: Iterator[int]) -> bool:
