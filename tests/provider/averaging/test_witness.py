@@ -664,11 +664,43 @@ def test_words_about_others_are_taken_from_one_side_only():
                 ring.places[to].heard(f"node_{(to + step) % 4}", parcel)
         if isinstance(parcel.message, RingWitness):  # it would go around for ever
             about_none = Parcel(structs.replace(parcel.message, of=99))
-            with pytest.raises(WireError, match="not there"):
-                ring.places[to].heard(f"node_{source}", about_none)
+            about_itself = Parcel(structs.replace(parcel.message, of=source))
+            for each in (about_none, about_itself):
+                with pytest.raises(WireError, match="not there"):
+                    ring.places[to].heard(f"node_{source}", each)
         ring.places[to].heard(f"node_{source}", parcel)
     assert set(heard) == {"RingPledge", "RingTerms", "RingWitness", "RingClear"}
     assert [len(applied) for applied in ring.applied] == [1] * 4
+
+
+@pytest.mark.parametrize("members", [2, 3, 4, 5])
+def test_words_are_taken_once(members, caplog):
+    """Of two pledges the first was kept, and the key of the second: MACs under that made a liar of
+    a member that had handed on right means."""
+    caplog.set_level(logging.WARNING)
+    ring = Ring(members)
+    ring.learn()
+    for place in ring.places:
+        place.due()
+    twice = []
+    while ring.line:
+        source, to, parcel = ring.line.pop(0)
+        words = parcel.message
+        ring.places[to].heard(f"node_{source}", parcel)
+        under_way = ring.places[to]._testimony._start is not None
+        if isinstance(words, RingPledge | RingTerms | RingWitness | RingClear) and under_way:
+            twice.append(type(words).__name__)
+            told, key = len(ring.line), ring.places[to]._testimony._key_of_next
+            if isinstance(words, RingPledge) and words.key:
+                lock = hashlib.blake2b(b"x" * 16, digest_size=32).digest()
+                words = structs.replace(words, key=b"x" * 16, lock=lock)
+            with pytest.raises(WireError, match="a second"):
+                ring.places[to].heard(f"node_{source}", Parcel(words))
+            assert len(ring.line) == told, "nothing of it is handed on"
+            assert ring.places[to]._testimony._key_of_next == key
+    kinds = {"RingPledge", "RingTerms", "RingWitness", "RingClear"}
+    assert set(twice) == (kinds if members > 2 else {"RingPledge"})
+    assert [len(applied) for applied in ring.applied] == [1] * members
 
 
 def test_no_member_is_told_the_key_by_which_it_is_watched():

@@ -9,9 +9,9 @@
 
 Nothing of what is said about a member goes through it before it has reached all others, and words
 that come from the other side are refused: so a member neither learns the key by which it is
-watched, nor forges what is said about it. Words that are handed on are looked at first: else their
-next reader would take the one that hands them on for a liar. A round is taken over when all members
-are clear.
+watched, nor forges what is said about it. Words are looked at before they are kept or handed on,
+and each is taken once: else their next reader would take the one that hands them on for a liar, or
+hear another one than this member has kept. A round is taken over when all members are clear.
 """
 
 import hashlib
@@ -38,6 +38,8 @@ class Testimony:
         self._ring, self._me = ring, me
         self._tell = tell
         self._start: Start | None = None
+        self._heard: set[tuple[str, int]] = set()
+        """Kinds of words, and of whom they were."""
         self._witness: Witness | None = None
         self._pledges: dict[int, Pledge] = {}
         self._own_key = self._key_of_next = b""
@@ -53,7 +55,7 @@ class Testimony:
 
     def begin(self, start: Start) -> None:
         self._start, self._witness, self._given_means = start, None, None
-        self._pledges, self._terms, self._locks = {}, {}, {}
+        self._pledges, self._terms, self._locks, self._heard = {}, {}, {}, set()
         self._own_key, self._key_of_next = os.urandom(_KEY_BYTES), b""
         self._is_clear, self._others_clear = False, set()
         self.watch.begin(start.members)
@@ -114,8 +116,7 @@ class Testimony:
             raise WireError("a pledge without its key, or with one that has been taken off")
         if words.key and _digest(words.key) != words.lock:
             raise WireError("a pledge with a key that is not its own")
-        self._pledges.setdefault(words.by, pledge)
-        self._locks.setdefault(words.by, words.lock)
+        self._pledges[words.by], self._locks[words.by] = pledge, words.lock
         if at_end:
             return
         if words.by == watch.neighbour(2):
@@ -162,14 +163,20 @@ class Testimony:
         start, watch = self._start, self.watch
         if start is None or start.round != words.round:
             return
+        kind = type(words).__name__
         if source != watch.neighbour(1 if isinstance(words, RingWitness) else -1):
-            raise WireError(f"a {type(words).__name__} from the wrong side of the ring")
-        if isinstance(words, RingPledge | RingClear) and (
-            words.by == self._me or words.by not in start.members
-        ):
-            raise WireError(f"a {type(words).__name__} in the name of another member")
-        if isinstance(words, RingWitness) and words.of not in start.members:
-            raise WireError("a RingWitness about a member that is not there")
+            raise WireError(f"a {kind} from the wrong side of the ring")
+        match words:
+            case RingTerms():
+                whose, own = source, set()
+            case RingWitness(of=whose):  # about the next one nobody else here has anything to say
+                own = {self._me, source}
+            case RingPledge(by=whose) | RingClear(by=whose):
+                own = {self._me}
+        if whose in own or whose not in start.members:
+            raise WireError(f"a {kind} in the name of another member, or of one that is not there")
+        if (kind, whose) in self._heard:
+            raise WireError(f"a second {kind} of one member")
         match words:
             case RingPledge():
                 self._pledged(words)
@@ -178,12 +185,13 @@ class Testimony:
             case RingWitness():
                 if words.of == watch.neighbour(-1):
                     self._given_means = words.means
-                elif words.of != self._me:
+                else:
                     self._tell(watch.neighbour(-1), words)
             case RingClear():
                 self._others_clear.add(words.by)
                 if words.by != watch.neighbour(1):
                     self._tell(watch.neighbour(1), words)
+        self._heard.add((kind, whose))
 
     # ---- the verdict ----
 
