@@ -12,6 +12,7 @@ import torch
 from msgspec import structs
 
 from ravnest.errors import WireError
+from ravnest.provider.averaging import witness
 from ravnest.provider.averaging.bounds import Pledge
 from ravnest.provider.averaging.course import Mean, Sum
 from ravnest.provider.averaging.exchange import Exchange, Gate
@@ -20,7 +21,7 @@ from ravnest.provider.averaging.outer import Nesterov
 from ravnest.provider.averaging.ring import RingPlace, Surroundings
 from ravnest.provider.averaging.settings import Averaging
 from ravnest.provider.averaging.share import Facts, Snapshot
-from ravnest.provider.averaging.witness import Watch, digest
+from ravnest.provider.averaging.witness import TooLongError, Watch, digest
 from ravnest.provider.document import RingDocument, RingMember
 from ravnest.wire.codecs import Packed, codec_named, unpack
 from ravnest.wire.encoding import Parcel
@@ -1240,3 +1241,51 @@ def test_whole_numbers_are_not_moved_by_others(members, still):
         assert len(ring.applied[k]) == 3
         assert ring.tensors[k]["b"].tolist() == [0, 1, 2, 3, 4, 5]
         assert ring.tensors[k]["c"].tolist() == [True, False]
+
+
+@pytest.mark.parametrize("members", [3, 4])
+def test_what_one_member_lets_pass_the_next_one_does_not_find_too_long(members, monkeypatch):
+    """Processors differ in their last digits; a chunk that was as long as may pass made a liar of
+    the honest member that handed it on."""
+    ring = Ring(members, liar=1)
+    ring.learn()
+    honest, accused, at = witness.norm_of, [], {"here": 0}
+    longer = {3: 1 + 1e-5, 0: 1 + 2e-5}
+    monkeypatch.setattr(
+        witness, "norm_of", lambda values: honest(values) * longer.get(at["here"], 1.0)
+    )
+    for k, place in enumerate(ring.places):
+        place._around = dataclasses.replace(
+            place._around, caught=lambda c, k=k: accused.append((k, c))
+        )
+
+    def begin_chunks(exchange):
+        truly = exchange._sent
+
+        def sent(vector, item, payload):
+            track = exchange._tracks[vector]
+            if isinstance(item, Mean) and item.holders == 1 and track.is_parameters:
+                start, _ = track.division.chunk(item.segment, item.chunk)
+                least, most = 0.0, 1e6
+                for _ in range(60):  # as long as the next one lets pass
+                    middle = (least + most) / 2
+                    try:
+                        exchange.witness.receives(vector, item, start, payload * middle, payload)
+                        least = middle
+                    except TooLongError:
+                        most = middle
+                payload = payload * (least * (1 - 1e-6))
+            return truly(vector, item, payload)
+
+        exchange._sent = sent
+        return BEGIN(exchange)
+
+    ring.begin_chunks = begin_chunks
+    for place in ring.places:
+        place.due()
+    while ring.line:
+        source, to, parcel = ring.line.pop(0)
+        at["here"] = to
+        ring.places[to].heard(f"node_{source}", parcel)
+    assert accused == []
+    assert [len(applied) for applied in ring.applied] == [1] * members
