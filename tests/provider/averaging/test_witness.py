@@ -12,7 +12,7 @@ import torch
 from msgspec import structs
 
 from ravnest.errors import WireError
-from ravnest.provider.averaging import witness
+from ravnest.provider.averaging import share, witness
 from ravnest.provider.averaging.bounds import Pledge
 from ravnest.provider.averaging.course import Mean, Sum
 from ravnest.provider.averaging.exchange import Exchange, Gate
@@ -21,6 +21,7 @@ from ravnest.provider.averaging.outer import Nesterov
 from ravnest.provider.averaging.ring import RingPlace, Surroundings
 from ravnest.provider.averaging.settings import Averaging
 from ravnest.provider.averaging.share import Facts, Snapshot
+from ravnest.provider.averaging.vectors import Layout
 from ravnest.provider.averaging.witness import TooLongError, Watch, digest
 from ravnest.provider.document import RingDocument, RingMember
 from ravnest.wire.codecs import Packed, codec_named, unpack
@@ -1289,3 +1290,56 @@ def test_what_one_member_lets_pass_the_next_one_does_not_find_too_long(members, 
         ring.places[to].heard(f"node_{source}", parcel)
     assert accused == []
     assert [len(applied) for applied in ring.applied] == [1] * members
+
+
+def with_squares(ring, kind=torch.float32):
+    """Members average an optimizer's squares, too; the liar has them in single precision."""
+    squares = [
+        {"a/exp_avg_sq": torch.full((40, 30), 1e-6, dtype=torch.float32 if k == 1 else kind)}
+        for k in range(len(ring.places))
+    ]
+    moments = Layout.of({"a/exp_avg_sq": torch.zeros(40, 30, dtype=kind)})
+    ring.facts = [Facts(100.0, 100.0, 1, (moments,)) for _ in squares]
+
+    def surroundings(k, place):
+        def take_snapshot(ring_id, number, some):
+            place.snapshot_begun(number, ring.facts[k])
+            vectors = tuple(place.fragments[n].layout.gather(ring.tensors[k]) for n in some)
+            place.snapshot_taken(number, Snapshot(vectors, (moments.gather(squares[k]),)))
+
+        def apply(outcome):
+            plain.apply(outcome)
+            for layout, vectors in outcome.moments:
+                put = layout.write if outcome.still else layout.shift
+                put(vectors, squares[k], share._MOST_SQUARE)
+
+        plain = place._around
+        return dataclasses.replace(plain, take_snapshot=take_snapshot, apply=apply)
+
+    for k, place in enumerate(ring.places):
+        place._around = surroundings(k, place)
+    return squares
+
+
+@pytest.mark.parametrize("kind", [torch.float32, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("members", [3, 4])
+def test_squares_that_are_led_away_end_nobodys_run_and_accuse_nobody(members, kind):
+    """Round by round, within bounds: an honest sum of them was infinite in the end, and a mean in
+    half precision where it was written."""
+    ring, accused = Ring(members, liar=1), []
+    squares = with_squares(ring, kind)
+    for k, place in enumerate(ring.places):
+        place._around = dataclasses.replace(
+            place._around, caught=lambda c, k=k: accused.append((k, c))
+        )
+    for number in range(60):
+        ring.learn()
+        honest = squares[0]["a/exp_avg_sq"].float()
+        most = 3.4e38 if number > 40 else honest * 100
+        squares[1]["a/exp_avg_sq"].copy_(torch.as_tensor(most).clamp(max=3.4e38))
+        ring.round()
+    assert accused == []
+    assert all(len(place._roll.alive) == members for place in ring.places)
+    assert len(ring.applied[0]) == 41, "and those with numbers of that size were not made"
+    for k in ring.honest():
+        assert 1e3 < squares[k]["a/exp_avg_sq"].max() <= 1e15

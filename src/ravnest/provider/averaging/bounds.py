@@ -31,6 +31,9 @@ _FEW = 100
 _WORTH_A_WARNING = 0.5
 _MOST = 1e100
 """Sums and squares of such numbers are numbers, too."""
+_LONGEST = 1e30
+"""Of values that travel. Sums of such, in any unit, steps of an outer optimizer and what codecs
+make up for are numbers of single precision, so that no honest member sends an infinity."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +79,11 @@ class Pledge:
         same = len(self.usual) == len(self.sizes) == len(chunks)
         return same and [len(each) for each in self.chunks] == list(chunks)
 
+    def is_too_long(self, vectors: "Sequence[Vector]") -> bool:
+        """Buffers may be: some masks are the least number there is."""
+        told = zip(vectors, self.lengths, self.sizes, strict=True)
+        return any(length + size > _LONGEST for v, length, size in told if not v.is_buffers)
+
     def check(self) -> None:
         numbers = (self.rows, *self.lengths, *self.usual, *self.sizes, *chain(*self.chunks))
         if not all(0 <= number < _MOST for number in numbers):
@@ -89,6 +97,7 @@ class Vector:
     elements: int
     is_parameters: bool
     """Not an optimizer's state, nor buffers."""
+    is_buffers: bool = False
 
     @property
     def times(self) -> float:
@@ -125,7 +134,8 @@ class Agreement:
     idle: int | None = None
     """The round is not made: nothing can be told of the others before this one has trained."""
     apart: bool = False
-    """The round is not made: too little would count of a member, or of all together."""
+    """The round is not made: too little would count of a member, or of all together; or values are
+    too large for sums."""
 
 
 def agree(
@@ -133,6 +143,8 @@ def agree(
 ) -> Agreement:
     """`weights` are rows since the last round, as members say."""
     places = range(len(weights))
+    if any(pledge.is_too_long(vectors) for pledge in pledges):
+        return Agreement(apart=True)
     waited_for = [k for k in places if not weights[k] and not pledges[k].has_ended]
     if not still and waited_for and sum(weight > 0 for weight in weights) < 2:
         return Agreement(idle=waited_for[0])

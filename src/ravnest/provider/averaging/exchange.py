@@ -77,7 +77,7 @@ class Track:
 
     @property
     def vector(self) -> Vector:
-        return Vector(self.own.numel(), self.is_parameters)
+        return Vector(self.own.numel(), self.is_parameters, self.is_buffers)
 
     @property
     def remembers(self) -> bool:

@@ -449,7 +449,7 @@ class RingPlace:
         elif start.still:  # it would be the same for ever
             self._do(self._roll.leave(self._clock()))
         else:
-            reason = "one of the members has moved far away from the others"
+            reason = "one of the members has moved far away"
             self._do(self._roll.failed(reason, self._clock(), is_refused=True))
 
     def _report_lowered(self, agreed: Agreement, start: Start) -> None:

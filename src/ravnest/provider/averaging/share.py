@@ -63,6 +63,11 @@ lengths of earlier steps) stays with its member, so that others make no step lon
 mean of steps is the same, since momentum is linear."""
 
 
+_MOST_SQUARE = 1e15
+"""Others lead squares no further: far beyond gradients of any use, and far from where sums of them
+are too large to be sent."""
+
+
 class Ears(Protocol):
     """Is told on the compute thread how this provider stands."""
 
@@ -302,9 +307,9 @@ class Share:
                 kept = self._kept(outcome)
                 least = {name: v * kept[name.rpartition("/")[0]] for name, v in state.items()}
                 if Layout.of(state) == layout and outcome.still:
-                    layout.write(vectors, state)
+                    layout.write(vectors, state, _MOST_SQUARE)
                 elif Layout.of(state) == layout:
-                    layout.shift(vectors, state)
+                    layout.shift(vectors, state, _MOST_SQUARE)
                 for name, value in least.items():
                     torch.maximum(state[name], value, out=state[name])
             for number, (_, vectors) in zip(outcome.fragments, outcome.parts, strict=True):

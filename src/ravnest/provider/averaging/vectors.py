@@ -12,6 +12,7 @@ round, stay as they are here: the infinities of a mask, and whatever others lead
 Vectors lie in main memory, and types are converted there: not every device has double precision.
 """
 
+import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -93,14 +94,16 @@ class Layout:
         return vectors
 
     @torch.no_grad()
-    def write(self, vectors: Vectors, tensors: Mapping[str, torch.Tensor]) -> None:
-        """Put these values into the tensors."""
+    def write(
+        self, vectors: Vectors, tensors: Mapping[str, torch.Tensor], most: float = math.inf
+    ) -> None:
+        """Put these values into the tensors, up to so large ones."""
         for name, value in self._places(vectors):
             target = _as_real(tensors[name].data)
             found = _like(target, value)
             if name.endswith(_VARIANCE):
                 found = found.where(found >= 0, target)
-            _put(target, found)
+            _put(target, found, most)
 
     def rest_of(self, vectors: Vectors) -> Vectors:
         """A copy of what belongs to no parameter; it is small."""
@@ -120,13 +123,16 @@ class Layout:
         ):
             if name.endswith(_VARIANCE):
                 mean = mean.where(mean >= 0, was)
-            _shift(_as_real(tensors[name].data), mean - was, is_positive=bool((mean >= 0).all()))
+            is_positive = bool((mean >= 0).all())
+            _shift(_as_real(tensors[name].data), mean - was, is_positive=is_positive)
 
     @torch.no_grad()
-    def shift(self, difference: Vectors, tensors: Mapping[str, torch.Tensor]) -> None:
-        """Add to the tensors; those that are nowhere negative (variances) stay so."""
+    def shift(
+        self, difference: Vectors, tensors: Mapping[str, torch.Tensor], most: float = math.inf
+    ) -> None:
+        """The same with a difference; those that are nowhere negative (variances) stay so."""
         for name, value in self._places(difference):
-            _shift(_as_real(tensors[name].data), value, is_positive=True)
+            _shift(_as_real(tensors[name].data), value, most, is_positive=True)
 
     def _places(self, vectors: Vectors, first: int = 0) -> Sequence[tuple[str, torch.Tensor]]:
         """Of all tensors, or of those from that one on, where the vectors hold no others."""
@@ -168,17 +174,19 @@ def _like(target: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
     return values.view(target.shape).to(target.dtype).to(target.device)
 
 
-def _shift(target: torch.Tensor, difference: torch.Tensor, *, is_positive: bool) -> None:
+def _shift(
+    target: torch.Tensor, difference: torch.Tensor, most: float = math.inf, *, is_positive: bool
+) -> None:
     """Add to statistics or moments; `is_positive` if they may be such as are never negative."""
     found = target + _like(target, difference)
     if is_positive and bool((target >= 0).all()):
         found.clamp_(min=0)
-    _put(target, found)
+    _put(target, found, most)
 
 
-def _put(target: torch.Tensor, found: torch.Tensor) -> None:
+def _put(target: torch.Tensor, found: torch.Tensor, most: float = math.inf) -> None:
     """What comes of a round gets into tensors here and nowhere else: in the tensor's own type,
     element by element, where that is a number with some room, and has been one before."""
-    most = torch.finfo(target.dtype).max / _ROOM
+    most = min(most, torch.finfo(target.dtype).max / _ROOM)
     fits = (found.abs() <= most) & (target.abs() <= most)
     target.copy_(found.where(fits, target))
