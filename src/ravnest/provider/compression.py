@@ -46,6 +46,10 @@ class Compression:
             return _STRONG if bytes_per_s(most_mbps) < SLOW_BYTES_PER_S else _GENTLE
         return self.rings
 
+    @property
+    def loosest_on_rings(self) -> str:
+        return _STRONG if self.rings == "auto" else self.rings or ""
+
 
 def _for_edges(given: Any) -> str | None:
     name = _checked(given)

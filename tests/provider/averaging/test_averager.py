@@ -58,7 +58,9 @@ class LinkTo:
         pass
 
 
-def averager(rings=None, tell_cluster=lambda cluster: None, fail=pytest.fail, **settings):
+def averager(
+    rings=None, tell_cluster=lambda cluster: None, fail=pytest.fail, codec=None, **settings
+):
     stage = Stage()
     share = Share(stage, stage.weights, lambda: None, Rules(1, blocking=False))
     return Averager(
@@ -72,7 +74,7 @@ def averager(rings=None, tell_cluster=lambda cluster: None, fail=pytest.fail, **
         fail=fail,
         tell_cluster=tell_cluster,
         tell_round=lambda ring: None,
-        compression=Compression(),
+        compression=Compression(rings=codec),
     )
 
 
@@ -294,3 +296,11 @@ def test_a_goodbye_in_the_name_of_this_member_says_nothing():
     some._take()
     assert not told
     assert some._rings[0].others == ["node_1", "node_2"]
+
+
+def test_clusters_agree_on_a_codec():
+    """How much a chunk may be longer follows from it."""
+    same = {averager(codec=codec)._rings[0]._agreement for codec in (None, "auto", "int8", "topk")}
+    assert len(same) == 4
+    allowed = averager(codec="auto")._rings[0]._testimony._codec
+    assert allowed == "int8", "what a slow link turns to"

@@ -118,7 +118,7 @@ def test_clusters_with_different_settings_find_out_at_once(fragments):
         except RunError as error:
             faults.append(str(error))
     assert len(faults) == 2
-    assert all("mode or outer differ" in fault for fault in faults)
+    assert all("mode, outer or codec differ" in fault for fault in faults)
 
 
 def pledge():

@@ -80,6 +80,7 @@ class Ring:
                 round_s=600,
                 wait_s=600,
                 most_rows=most_rows,
+                codec=codec or "",
                 clock=lambda: 0.0,
             )
             self.places.append(place)
@@ -325,6 +326,20 @@ def test_what_a_member_says_is_usual_for_it_does_not_widen_what_it_may_do(codec,
     ring.round()
     assert blamed(caplog) == {1}
     assert all(ring.distance(k, before) < 1.0 for k in ring.honest())
+
+
+@pytest.mark.parametrize("codec", [None, "zstd", "int8"])
+@pytest.mark.parametrize("members", [2, 3])
+def test_a_codec_that_nobody_uses_widens_nothing(members, codec):
+    """A mean could be four times as long by the word "topk"."""
+    ring = Ring(members, codec, liar=1)
+    ring.says = lambda words: (
+        structs.replace(words, codec="topk") if isinstance(words, RingPledge) else None
+    )
+    ring.learn()
+    with pytest.raises(WireError, match="'topk', which this run does not use"):
+        ring.round()
+    assert not any(ring.applied)
 
 
 @pytest.mark.parametrize("members", [3, 4])

@@ -69,6 +69,7 @@ class Averager:
         self._tell_cluster, self._tell_round = tell_cluster, tell_round
         self._averaged = averaged
         self._fragments = settings.fragments
+        self._compression = compression
         self._vain: Counter[int] = Counter()
         """Rounds of each ring that have come to nothing since its last one."""
         self._since: defaultdict[int, Counter[int]] = defaultdict(Counter)
@@ -116,8 +117,9 @@ class Averager:
             around,
             round_s=settings.round_s,
             wait_s=settings.wait_s,
-            agreement=(settings.mode, settings.outer),
+            agreement=(settings.mode, settings.outer, self._compression.rings),
             most_rows=settings.most_rows,
+            codec=self._compression.loosest_on_rings,
         )
 
     # ---- from other threads ----

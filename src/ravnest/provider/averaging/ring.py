@@ -114,9 +114,11 @@ class RingPlace:
         wait_s: float,
         agreement: object = None,
         most_rows: int | None = None,
+        codec: str = "",
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`agreement` is what all members must have in common beside the tensors."""
+        """`agreement` is what all members must have in common beside the tensors; `codec` leaves
+        out most of those that links of this run may have."""
         self.id = document.id
         self.fragments = fragments
         self.last: RoundReport | None = None
@@ -136,6 +138,7 @@ class RingPlace:
             document.id,
             document.place,
             lambda member, words: around.send(document.members[member].node, Parcel(words)),
+            codec,
         )
         self._disagreements = 0
         self._rows: defaultdict[tuple[int, int], float] = defaultdict(float)

@@ -23,7 +23,7 @@ from msgspec import structs
 from ravnest.errors import WireError
 from ravnest.provider.averaging.bounds import Pledge
 from ravnest.provider.averaging.instructions import Start
-from ravnest.provider.averaging.witness import Watch, Watched, Witness
+from ravnest.provider.averaging.witness import Watch, Watched, Witness, is_looser
 from ravnest.wire.messages import RingClear, RingPledge, RingTerms, RingWitness
 
 Words = RingPledge | RingTerms | RingWitness | RingClear
@@ -33,8 +33,12 @@ _KEY_BYTES = 16
 class Testimony:
     """One member's side of it, in the round that is under way."""
 
-    def __init__(self, ring: int, me: int, tell: Callable[[int, Words], None]) -> None:
+    def __init__(
+        self, ring: int, me: int, tell: Callable[[int, Words], None], codec: str = ""
+    ) -> None:
+        """`codec`: the one by which most may be left out in this run."""
         self.watch = Watch(me)
+        self._codec = codec
         self._ring, self._me = ring, me
         self._tell = tell
         self._start: Start | None = None
@@ -111,6 +115,8 @@ class Testimony:
             codec=words.codec,
         )
         pledge.check()
+        if is_looser(words.codec, self._codec):
+            raise WireError(f"a pledge by the codec {words.codec!r}, which this run does not use")
         at_end = words.by == watch.neighbour(1)  # it has been around
         if len(words.key) != (0 if at_end else _KEY_BYTES):
             raise WireError("a pledge without its key, or with one that has been taken off")

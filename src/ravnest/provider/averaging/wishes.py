@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from ravnest.wire.messages import RingBegin, RingCall, RingWish
 
-MISMATCH = "the clusters do not average the same: tensors, fragments, mode or outer differ"
+MISMATCH = "the clusters do not average the same: tensors, fragments, mode, outer or codec differ"
 _MOST_SAMPLES = 1e15
 
 

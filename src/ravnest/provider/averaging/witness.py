@@ -383,6 +383,10 @@ def _rule_of(track: Watched) -> Nesterov | None:
     return track.momentum.rule if track.momentum is not None and track.changes else None
 
 
+def is_looser(codec: str, than: str) -> bool:
+    return _MAKES_UP.get(codec, 0.0) > _MAKES_UP.get(than, 0.0)
+
+
 def loosest(codecs: Iterable[str]) -> str:
     """That by which most may have been left out; nothing if there are none."""
     return max(codecs, key=lambda name: _MAKES_UP.get(name, 0.0), default="")
