@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
-PROTOCOL = 7
+PROTOCOL = 8
 """Counts up with every change that an older provider would misunderstand."""
 
 Count = Annotated[int, Meta(ge=0, lt=2**62)]
@@ -214,6 +214,9 @@ class RingShare(_Typed, frozen=True, kw_only=True):
 
     member: Count
     weight: float
+    """Rows since the last round that it has taken over."""
+    rows: float
+    """In the whole run so far."""
     layout: Count
     """Digest of the names and shapes of what it averages."""
     moments: Count
@@ -244,6 +247,7 @@ class RingBegin(_Typed, frozen=True, kw_only=True):
     round: Count
     members: Members
     weights: tuple[float, ...]
+    rows: tuple[float, ...]
     moments: bool
     """The optimizer's state is averaged too."""
     changes: bool

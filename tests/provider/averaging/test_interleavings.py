@@ -87,7 +87,7 @@ class Ring:
 
     def snapshot(self, member, number):
         self.snapshots.remove((member, number))
-        share = RingShare(member=member, weight=1.0, layout=1, moments=0, base=0)
+        share = RingShare(member=member, weight=1.0, rows=1.0, layout=1, moments=0, base=0)
         current = self.members[member]._round
         if current is not None and current.call.round == number:
             self.obey(member, self.members[member].snapshot_taken(share, self.now))

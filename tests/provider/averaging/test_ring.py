@@ -44,7 +44,7 @@ def called(codec):
         round_s=600,
         wait_s=600,
     )
-    leader = (RingShare(member=0, weight=1.0, layout=1, moments=0, base=0),)
+    leader = (RingShare(member=0, weight=1.0, rows=1.0, layout=1, moments=0, base=0),)
     call = RingCall(ring=0, round=2, leader=0, fragment=0, shares=leader, still=False, last=False)
     place.heard("node_0", Parcel(call))
     place.snapshot_begun(asked[0], Facts(1.0, 1.0, 1, ()))
@@ -53,7 +53,13 @@ def called(codec):
 
 
 def begin(**other):
-    usual = {"members": (0, 1), "weights": (1.0, 1.0), "moments": False, "changes": False}
+    usual = {
+        "members": (0, 1),
+        "weights": (1.0, 1.0),
+        "rows": (1.0, 1.0),
+        "moments": False,
+        "changes": False,
+    }
     return Parcel(RingBegin(ring=0, round=2, **{**usual, **other}))
 
 

@@ -110,7 +110,7 @@ class World:
         current = self.calls[member]._round
         if current is not None and current.call.round == number:
             layout = self.layouts.get(member, 1)
-            share = RingShare(member=member, weight=1.0, layout=layout, moments=0, base=0)
+            share = RingShare(member=member, weight=1.0, rows=1.0, layout=layout, moments=0, base=0)
             self.tell(member, lambda c: c.snapshot_taken(share, self.now))
 
     def cut_off(self, members):
@@ -242,7 +242,9 @@ def test_the_last_one_left_does_not_wait():
 
 def test_strange_messages_change_nothing():
     call = RollCall(0, 1, 3, round_s=ROUND_S)
-    shares = tuple(RingShare(member=k, weight=1.0, layout=1, moments=0, base=0) for k in range(3))
+    shares = tuple(
+        RingShare(member=k, weight=1.0, rows=1.0, layout=1, moments=0, base=0) for k in range(3)
+    )
     stray = RingCall(ring=0, round=3, leader=0, fragment=0, shares=(), still=False, last=False)
     strange = [
         replace(stray, **about)
@@ -252,6 +254,7 @@ def test_strange_messages_change_nothing():
             {"shares": shares[1:]},
             {"shares": shares[:1] * 1000},
             {"shares": (replace(shares[0], weight=math.nan),)},
+            {"shares": (replace(shares[0], rows=math.inf),)},
             {"shares": (replace(shares[0], member=-1),)},
         )
     ]
@@ -259,10 +262,17 @@ def test_strange_messages_change_nothing():
         ring=0, member=1, number=9, complete=0, settled=0, missed=0, due=True, stand="trains"
     )
     begin = RingBegin(
-        ring=0, round=3, members=(0, 1), weights=(1.0, 1.0), moments=False, changes=False
+        ring=0,
+        round=3,
+        members=(0, 1),
+        weights=(1.0, 1.0),
+        rows=(1.0, 1.0),
+        moments=False,
+        changes=False,
     )
     strange += [
         replace(begin, weights=(1.0,)),
+        replace(begin, rows=(1.0,)),
         replace(begin, round=4),
         replace(begin, round=4, members=(1, 0)),
         RingGone(ring=0, member=99, by=0, after=0),
@@ -276,7 +286,7 @@ def test_strange_messages_change_nothing():
             call.heard(message, 0, 0.0)
     for message in (begin, RingGone(ring=0, member=1, by=1, after=0)):  # but they may come around
         assert call.heard(message, 0, 0.0) == []
-    share = RingShare(member=1, weight=1.0, layout=1, moments=0, base=0)
+    share = RingShare(member=1, weight=1.0, rows=1.0, layout=1, moments=0, base=0)
     assert call.snapshot_taken(share, 0.0) == []
     assert call.is_idle
     assert call.alive == [0, 1, 2]
@@ -516,13 +526,19 @@ def test_one_that_leaves_after_a_round_does_not_spoil_it_for_the_others(seed):
 
 def test_a_round_is_given_up_when_nothing_comes_and_not_for_its_length():
     call = RollCall(0, 1, 2, round_s=ROUND_S)
-    share = RingShare(member=0, weight=1.0, layout=1, moments=0, base=0)
+    share = RingShare(member=0, weight=1.0, rows=1.0, layout=1, moments=0, base=0)
     asked = RingCall(ring=0, round=2, leader=0, fragment=0, shares=(share,), still=True, last=True)
     call.ended(0.0)
     call.heard(asked, 0, 0.0)
-    call.snapshot_taken(RingShare(member=1, weight=1.0, layout=1, moments=0, base=0), 0.0)
+    call.snapshot_taken(RingShare(member=1, weight=1.0, rows=1.0, layout=1, moments=0, base=0), 0.0)
     begin = RingBegin(
-        ring=0, round=2, members=(0, 1), weights=(1.0, 1.0), moments=False, changes=False
+        ring=0,
+        round=2,
+        members=(0, 1),
+        weights=(1.0, 1.0),
+        rows=(1.0, 1.0),
+        moments=False,
+        changes=False,
     )
     call.heard(begin, 0, 0.0)
     for chunk in range(1, 50):
@@ -546,7 +562,9 @@ def test_a_goodbye_after_a_round_that_is_still_under_way_ends_it(members, by_all
         found += call.heard(gone, members - 1, 0.0)
     assert any(isinstance(each, Skip) and each.round == took.round for each in found)
     assert call.is_over == (by_all or members == 2)
-    found += call.snapshot_taken(RingShare(member=0, weight=1.0, layout=1, moments=0, base=0), 0.0)
+    found += call.snapshot_taken(
+        RingShare(member=0, weight=1.0, rows=1.0, layout=1, moments=0, base=0), 0.0
+    )
     assert not any(isinstance(each, Send) and each.to == 0 for each in found)
 
 

@@ -39,6 +39,7 @@ class Start:
     fragment: int
     members: tuple[int, ...]
     weights: tuple[float, ...]
+    rows: tuple[float, ...]
     still: bool
     """Nobody trains: keep the mean itself."""
     last: bool

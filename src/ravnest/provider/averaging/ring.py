@@ -142,7 +142,7 @@ class RingPlace:
         )
         self._disagreements = 0
         self._rows: defaultdict[tuple[int, int], float] = defaultdict(float)
-        """Said so far by each member, of each fragment."""
+        """That each member had trained on at the last round of each fragment here."""
         self._lowered: set[int] = set()
         """Members that count for much less than they weigh, which has been said."""
         self._roll = RollCall(
@@ -302,6 +302,7 @@ class RingPlace:
         share = RingShare(
             member=self._roll.me,
             weight=facts.weight,
+            rows=facts.samples,
             layout=numbered(*layouts),
             moments=numbered(*moments) if moments else 0,
             base=numbered(*bases) if all(bases) else 0,
@@ -374,32 +375,32 @@ class RingPlace:
         assert facts is not None
         has_moments = any(layout.names for layout in facts.moments)
         has_base = all(self.fragments[k].base_id for k in current.fragments)
-        other_weight = start.weights[start.members.index(self._roll.me)] != facts.weight
-        if other_weight or start.moments > has_moments or start.changes > has_base:
+        me = start.members.index(self._roll.me)
+        other = (start.weights[me], start.rows[me]) != (facts.weight, facts.samples)
+        if other or start.moments > has_moments or start.changes > has_base:
             self._disagree("the round begins with other words than this member has said")
             return False
-        place = self._too_many(start)
-        if place is None or start.members[place] == self._roll.me:
-            return True
-        self.lost(
-            self._members[start.members[place]].node,
-            f"it says that it has trained on {start.weights[place]:.6g} rows, and there are "
-            f"{self._most_rows} for a cluster in the whole run",
-            is_caught=True,
-            is_measured=len(start.members) == 2,
-        )
-        return False
-
-    def _too_many(self, start: Start) -> int | None:
-        """The place of a member that says it has trained on more rows than there are."""
         if self._most_rows is None:
-            return None
-        for place, (member, rows) in enumerate(zip(start.members, start.weights, strict=True)):
-            # A round that counts here may have failed there, and its rows are said once more.
-            so_far = self._rows[start.fragment, member]
-            if rows > self._most_rows or so_far + rows > 2 * self._most_rows:
-                return place
-        return None
+            return True
+        for member, weight, rows in zip(start.members, start.weights, start.rows, strict=True):
+            node = self._members[member].node
+            if member != self._roll.me and max(weight, rows) > self._most_rows:
+                self.lost(
+                    node,
+                    f"it says that it has trained on {max(weight, rows):.6g} rows, and there are "
+                    f"{self._most_rows} for a cluster in the whole run",
+                    is_caught=True,
+                    is_measured=len(start.members) == 2,
+                )
+                return False
+            # Who counts from the same has taken over the same rounds. In others, and in those of
+            # all that stand still, rows are said again that may have counted elsewhere.
+            counted = min(self._rows[number, member] for number in current.fragments)
+            if start.changes and not start.still and weight > rows - counted:
+                reason = f"{node} says rows again that have counted"
+                self._do(self._roll.failed(reason, self._clock(), is_refused=True))
+                return False
+        return True
 
     def _started(self, start: Start, current: _Round) -> None:
         current.start = start
@@ -571,13 +572,15 @@ class RingPlace:
         current.exchange.witness.applied()
         self._testimony.end()
         self._disagreements = 0
-        for member, rows in zip(start.members, start.weights, strict=True):
-            if not (start.still and self._roll.makes_again):  # the rows of one round
-                self._rows[start.fragment, member] += rows
         parts = []
         for number, vectors in zip(current.fragments, snapshot.vectors, strict=True):
             fragment = self.fragments[number]
             fragment.completed(start.round, start.members, changes=start.changes)
+            if not start.still:
+                self._rows |= {
+                    (number, member): rows
+                    for member, rows in zip(start.members, start.rows, strict=True)
+                }
             parts.append((fragment.layout, vectors))
         now = self._clock()
         self.last = RoundReport(

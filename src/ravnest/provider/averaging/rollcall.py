@@ -301,10 +301,10 @@ class RollCall:
                 places = [share.member for share in shares]
                 last = self._members if leader == self.me else self.me
                 in_turn = places == sorted({leader, *places}) and leader == places[0]
-                weights = [share.weight for share in shares]
-                fits = leads == leader and in_turn and places[-1] < last and are_weights(weights)
-            case RingBegin(members=members, weights=weights):
-                same = len(members) == len(weights)
+                said = [number for share in shares for number in (share.weight, share.rows)]
+                fits = leads == leader and in_turn and places[-1] < last and are_weights(said)
+            case RingBegin(members=members, weights=weights, rows=rows):
+                same = len(members) == len(weights) == len(rows) and are_weights(rows)
                 fits = same and members[:1] == (leads,) and leads != self.me
             case RingDone(by=by):
                 fits = knows(by) and by != self.me
@@ -500,6 +500,7 @@ class RollCall:
             current.call.fragment,
             begin.members,
             begin.weights,
+            begin.rows,
             current.call.still,
             current.call.last,
             begin.moments,

@@ -80,6 +80,7 @@ def beginning(call: RingCall, alive: Sequence[int]) -> RingBegin | str:
     """How a round begins whose call has been around; or why it does not."""
     members = tuple(share.member for share in call.shares)
     weights = tuple(share.weight for share in call.shares)
+    rows = tuple(share.rows for share in call.shares)
     if not can_average(members, weights, alive):
         return "not everybody has answered"
     if len({share.layout for share in call.shares}) > 1:
@@ -89,6 +90,7 @@ def beginning(call: RingCall, alive: Sequence[int]) -> RingBegin | str:
         round=call.round,
         members=members,
         weights=weights,
+        rows=rows,
         moments=_all_the_same(share.moments for share in call.shares),
         changes=_all_the_same(share.base for share in call.shares),
     )
