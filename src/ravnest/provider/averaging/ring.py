@@ -1,6 +1,7 @@
 """One ring, as one provider sees it: does what the roll call says. On the averager's thread."""
 
 import logging
+import math
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
@@ -367,8 +368,8 @@ class RingPlace:
                         self._around.cut_off()
 
     def _is_fair(self, start: Start) -> bool:
-        """Whether the leader can have made this of what it was told, and no member says that it
-        has done more than it can have."""
+        """Whether the leader can have made this of what it was told, and no member says rows again
+        that have counted."""
         current = self._round
         assert current is not None
         facts = current.facts
@@ -380,27 +381,32 @@ class RingPlace:
         if other or start.moments > has_moments or start.changes > has_base:
             self._disagree("the round begins with other words than this member has said")
             return False
-        if self._most_rows is None:
-            return True
         for member, weight, rows in zip(start.members, start.weights, start.rows, strict=True):
-            node = self._members[member].node
-            if member != self._roll.me and max(weight, rows) > self._most_rows:
-                self.lost(
-                    node,
-                    f"it says that it has trained on {max(weight, rows):.6g} rows, and there are "
-                    f"{self._most_rows} for a cluster in the whole run",
-                    is_caught=True,
-                    is_measured=len(start.members) == 2,
-                )
-                return False
             # Who counts from the same has taken over the same rounds. In others, and in those of
             # all that stand still, rows are said again that may have counted elsewhere.
             counted = min(self._rows[number, member] for number in current.fragments)
-            if start.changes and not start.still and weight > rows - counted:
-                reason = f"{node} says rows again that have counted"
+            again = start.changes and not start.still and weight > rows - counted
+            if again and self._most_rows is not None and weight <= self._most_rows:
+                reason = f"{self._members[member].node} says rows again that have counted"
                 self._do(self._roll.failed(reason, self._clock(), is_refused=True))
                 return False
         return True
+
+    def _says_too_much(self, start: Start) -> bool:
+        """Once all are clear: a member of which another one has said so would not be."""
+        most = math.inf if self._most_rows is None else self._most_rows
+        for member, weight, rows in zip(start.members, start.weights, start.rows, strict=True):
+            if member != self._roll.me and max(weight, rows) > most:
+                self.lost(
+                    self._members[member].node,
+                    f"it says that it has trained on {max(weight, rows):.6g} rows, and there are "
+                    f"{most} for a cluster in the whole run",
+                    is_caught=True,
+                    is_measured=len(start.members) == 2,
+                )
+                self.spoilt(start.round, "a member says more rows than there are")
+                return True
+        return False
 
     def _started(self, start: Start, current: _Round) -> None:
         current.start = start
@@ -553,23 +559,25 @@ class RingPlace:
     def _look_whether_done(self, current: _Round) -> None:
         if self._round is not current or current.exchange is None or not current.exchange.is_done:
             return
-        start, snapshot, facts = current.start, current.snapshot, current.facts
-        assert start is not None
-        assert snapshot is not None
-        assert facts is not None
+        assert current.start is not None
         if not current.is_exchanged:
             current.is_exchanged = True
             self._testimony.exchanged()
         found = self._testimony.verdict()
-        if found is None:
-            return
         if found:
-            reason = f"in round {self._turn(start.round)} {found}"
+            reason = f"in round {self._turn(current.number)} {found}"
             self._refuse(current, reason, is_measured=False)
-            return
+        elif found is not None and not self._says_too_much(current.start):
+            self._take_over(current, current.start)
+
+    def _take_over(self, current: _Round, start: Start) -> None:
+        snapshot, facts, exchange = current.snapshot, current.facts, current.exchange
+        assert snapshot is not None
+        assert facts is not None
+        assert exchange is not None
+        assert exchange.witness is not None
         self._round = None
-        assert current.exchange.witness is not None
-        current.exchange.witness.applied()
+        exchange.witness.applied()
         self._testimony.end()
         self._disagreements = 0
         parts = []
