@@ -335,6 +335,28 @@ def test_a_neighbour_that_does_not_keep_to_the_window_is_given_up(run, window, s
     run(scenario)
 
 
+def test_a_neighbour_that_asks_on_and_takes_no_answers_is_given_up(run, monkeypatch):
+    """They were kept without end, as what it is sent is kept until it has arrived."""
+    monkeypatch.setattr(flow, "_MOST_WORDS", 50)
+
+    async def scenario(world):
+        a, b = await world.pair(window=Window(frames=8))
+        a.uses = False
+        kept = []
+        for number in range(500):
+            a.link.send(numbered(number))
+            event = await asyncio.wait_for(b.events.get(), 10)
+            if isinstance(event, Lost):
+                break
+            b.link.send(numbered(number))
+            kept.append(b.link._flow.session.words)
+        assert isinstance(event, Lost), event
+        assert "it asks on, and 5" in str(event.error)
+        assert 40 < max(kept) < 60
+
+    run(scenario)
+
+
 def test_a_large_message_does_not_wait_for_credit_that_nobody_speaks_of(run):
     """What was used up long after it came, with nothing going the other way."""
 

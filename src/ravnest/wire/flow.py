@@ -24,6 +24,8 @@ from ravnest.wire.streams import ChunkStream, StreamError
 _LEAST_CHUNK = 64 << 10
 _SMALLEST_ASKED = 16 << 10
 """Whatever the peer asks for: many small chunks cost us more than it."""
+_MOST_WORDS = 10_000
+"""That wait for a peer which goes on talking: much of it is answered, and answers are kept."""
 
 
 @dataclass
@@ -147,6 +149,8 @@ class Flow:
         if isinstance(parcel.message, Hello | Refused):
             raise WireError("a greeting in the middle of a stream")
         self._note_used()
+        if self.session.words > _MOST_WORDS:
+            raise WireError(f"it asks on, and {self.session.words} words for it have not arrived")
         if not self._window.allows(frame.size, len(self._unused), self._unused_bytes):
             # All of it would wait in our memory: whoever does not keep to the window fills it.
             raise WireError(

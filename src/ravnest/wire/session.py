@@ -41,6 +41,8 @@ class Session:
         self._under_way = 0  # their sum
         self._consumed_by_peer = 0
         self._submitted = 0
+        self.words = 0
+        """Kept frames without tensors."""
         self._received = 0
         self._consumed = 0
         self._told = Ack(0, 0)
@@ -55,6 +57,7 @@ class Session:
             raise ValueError(f"frame {frame.sequence} submitted after {self._submitted}")
         self._submitted = frame.sequence
         self._kept.append(frame)
+        self.words += not frame.body
 
     def take(self) -> Frame | None:
         """The next frame to put on the stream, if there is one and the window allows it."""
@@ -81,13 +84,13 @@ class Session:
 
     def _forget(self, received: int) -> None:
         while self._kept and self._kept[0].sequence <= received:
-            self._kept.popleft()
+            self.words -= not self._kept.popleft().body
             self._next -= 1
 
     def drop_everything(self) -> None:
         """Nothing more will be sent, nor sent again."""
         self._kept.clear()
-        self._next = 0
+        self._next = self.words = 0
 
     @property
     def has_unsent(self) -> bool:
@@ -146,5 +149,5 @@ class Session:
         """Forget what has not been put on a stream yet: something more urgent is to be said."""
         unsent = len(self._kept) - self._next
         for _ in range(unsent):
-            self._kept.pop()
+            self.words -= not self._kept.pop().body
         self._submitted -= unsent
