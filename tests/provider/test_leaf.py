@@ -229,6 +229,12 @@ ACCURACIES = {
     "sequences": (torch.eye(3).repeat(2, 1, 1), torch.tensor([[0, 1, 2], [0, 0, -100]]), (4, 5)),
     "channels first": (torch.eye(3).view(1, 3, 3), torch.tensor([[0, 1, 0]]), (2, 3)),
     "yes or no": (torch.tensor([1.0, -1.0]), torch.tensor([1, 1]), (1, 2)),
+    "probability of yes": (torch.tensor([0.9, 0.1, 0.6]), torch.tensor([1, 0, 0]), (2, 3)),
+    "yes or no in a column": (torch.tensor([[1.0], [-1.0]]), torch.tensor([0, 0]), (1, 2)),
+    "several of yes or no": (torch.tensor([[2.0, 1.0, -1.0]]), torch.tensor([[1, 1, 0]]), (3, 3)),
+    "truth values": (torch.tensor([2.0, -1.0]), torch.tensor([True, True]), (1, 2)),
+    "how many": (torch.arange(8.0).view(8, 1), torch.arange(8).view(8, 1), None),
+    "how many, from a column": (torch.arange(8.0).view(8, 1), torch.arange(8), None),
     "dict": ({"logits": torch.eye(2)}, {"labels": torch.tensor([0, 0])}, (1, 2)),
     "one-hot": (torch.eye(3), torch.eye(3)[[0, 1, 1]], (2, 3)),
     "one-hot in whole numbers": (torch.eye(3).softmax(1), torch.eye(3).long()[[0, 1, 1]], (2, 3)),
@@ -246,7 +252,7 @@ ACCURACIES = {
 
 @pytest.mark.parametrize(("outputs", "batch", "expected"), ACCURACIES.values(), ids=ACCURACIES)
 def test_accuracy(outputs, batch, expected):
-    assert accuracy(outputs, batch) == expected
+    assert accuracy(outputs, batch).count() == expected
 
 
 def test_a_validation_is_averaged_over_rows_and_written(tmp_path):
@@ -291,6 +297,33 @@ def test_an_accuracy_of_some_batches_is_none_of_all(tmp_path):
     for number in range(2):
         leaf.judge(torch.eye(2), part(number, 2), ())
     assert leaf.validation_ended() == {}
+
+
+SEVERAL = {
+    "of many labels, one in each row": (
+        [torch.tensor([[2.0, 1.0]]), torch.tensor([[2.0, 1.0]])],
+        [torch.tensor([[1, 0]]), torch.tensor([[1, 1]])],
+        3 / 4,  # not (1 + 2) / (1 + 2): rows in one batch, labels in the other
+    ),
+    "scores that look like probabilities": (
+        [torch.tensor([0.4, 0.3]), torch.tensor([3.0, -3.0])],
+        [torch.tensor([1, 1]), torch.tensor([1, 0])],
+        1.0,
+    ),
+    "how many, at first none or one": (
+        [torch.tensor([0.0, 1.0]), torch.tensor([2.0, 5.0])],
+        [torch.tensor([0, 1]), torch.tensor([2, 5])],
+        None,
+    ),
+}
+
+
+@pytest.mark.parametrize(("outputs", "labels", "expected"), SEVERAL.values(), ids=SEVERAL)
+def test_all_batches_of_a_validation_are_judged_by_one_rule(outputs, labels, expected):
+    leaf = Leaf(LeafSettings(test_labels=labels))
+    for number, output in enumerate(outputs):
+        leaf.judge(output, part(number, len(output)), ())
+    assert leaf.validation_ended() == ({} if expected is None else {"accuracy": expected})
 
 
 def test_the_accuracy_among_several_metrics_is_the_score(tmp_path):

@@ -201,10 +201,11 @@ def set_aside(path: Path) -> None:
 
 @runtime_checkable
 class Tally(Protocol):
-    """What is counted in batches and adds up, and makes a figure only when all is counted."""
+    """What is counted in batches and adds up, and makes a figure only when all is counted; None if
+    there is none."""
 
     def plus(self, other: Any) -> "Tally": ...
-    def figure(self) -> float: ...
+    def figure(self) -> float | None: ...
 
 
 @dataclass(frozen=True)
@@ -224,7 +225,6 @@ class Judgement:
     """What a validation pass has counted, by metric."""
 
     tallies: dict[str, Tally] = field(default_factory=dict)
-    left_out: set[str] = field(default_factory=set)
 
     def add(self, name: str, value: Any, rows: int) -> None:
         tally = _tally(name, value, rows)
@@ -232,8 +232,8 @@ class Judgement:
         self.tallies[name] = tally if before is None else before.plus(tally)
 
     def means(self) -> dict[str, float]:
-        judged = {name: tally for name, tally in self.tallies.items() if name not in self.left_out}
-        return {name: tally.figure() for name, tally in judged.items()}
+        figures = {name: tally.figure() for name, tally in self.tallies.items()}
+        return {name: figure for name, figure in figures.items() if figure is not None}
 
 
 def score_of(found: Mapping[str, float]) -> float | None:
@@ -343,8 +343,6 @@ class Leaf:
             value = metric(outputs, batch)
             if value is not None:
                 self._judgement.add(name, value, of.rows)
-            elif metric is accuracy:  # what is no classification here is none at all
-                self._judgement.left_out.add(name)
         # A metric of that name is what the user wants to see as the loss.
         if self._settings.criterion is not None and "loss" not in self._settings.metrics:
             with torch.no_grad():
