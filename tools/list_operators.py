@@ -66,7 +66,7 @@ REFUSED = re.compile(
 
 
 UNSAFE = re.compile(
-    r"^(native_|slow_conv|thnn_conv|conv_depthwise|convolution$|rrelu_with_noise|ctc_loss|lu_solve|"
+    r"^(native_|slow_conv|thnn_conv|conv_depthwise|convolution$|rrelu_with_noise|lu_solve|"
     r"lu_unpack|linalg_(lu_solve|ldl_solve|lstsq|eig$|eigvals$)|pdist|range$|grid_sampler_|"
     r"as_strided_|_grouped_mm|binomial)|_forward$|_polynomial_"
 )

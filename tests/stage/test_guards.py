@@ -43,6 +43,7 @@ def recurrent(gates):
 
 
 TABLE, IMAGE = ones(5, 2), ones(1, 1, 4, 4)
+FRAMES, LABELS, FULL, TWO = ones(6, 2, 4), ones(2, 3).long(), integers(6, 6), integers(2, 2)
 REFUSED = {
     aten.lstm.input: recurrent(4),
     aten.gru.input: recurrent(3),
@@ -98,6 +99,30 @@ REFUSED = {
         (ones(2, 3), integers(0)),
         (ones(2, 3), integers(0, 0)[None]),
     ],
+    aten.histc.default: [
+        (ones(4), 4, 0.0, 3e38),
+        (ones(4), 4, 0.0, float("inf")),
+        (ones(4), 4, 1.0, 0.0),
+        (ones(4) * 1e30,),  # of its own bounds, which are one and the same
+        (ones(4) * float("nan"),),
+        (ones(4, dtype=torch.bfloat16), 4, 1000.0, 1001.0),
+    ],
+    aten.ctc_loss.Tensor: [
+        (FRAMES, LABELS * 4, FULL, TWO),
+        (FRAMES, -LABELS, FULL, TWO),
+        (FRAMES, LABELS, FULL + 1, TWO),
+        (FRAMES, LABELS, -FULL, TWO),
+        (FRAMES, LABELS, FULL, TWO + 2),
+        (FRAMES, LABELS, FULL, -TWO),
+        (FRAMES, LABELS, FULL, TWO, 4),
+        (FRAMES, LABELS[:1], FULL, TWO),
+        (FRAMES, LABELS, FULL[:1], TWO),
+        (FRAMES, LABELS, FULL, TWO[None]),
+        (FRAMES, LABELS.view(-1), FULL, TWO),  # fewer than there are
+        (FRAMES, LABELS.float(), FULL, TWO),
+        (ones(0, 2, 4), LABELS, FULL * 0, TWO),
+    ],
+    aten.ctc_loss.IntList: [(FRAMES, LABELS, [6, 7], [2, 2]), (FRAMES, LABELS, [6, 6], [2, 4])],
 }
 for dims in (1, 2, 3):
     for suffix in ("", "_with_indices"):

@@ -24,10 +24,12 @@ MASK = right_padding(LENGTH, valid=8)
 TARGET_IDS = integers(VOCABULARY, 6, low=3)
 
 WORDS = inputs(input_ids=IDS)
+LABELLED_WORDS = inputs(input_ids=IDS, attention_mask=MASK, labels=IDS)
 PADDED_WORDS = inputs(input_ids=IDS, attention_mask=MASK)
 TRANSLATION = inputs(input_ids=IDS, attention_mask=MASK, decoder_input_ids=TARGET_IDS)
 SPECTROGRAM = inputs(input_features=floats(8, 40), decoder_input_ids=TARGET_IDS)
 WAVEFORM = inputs(input_values=floats(400))
+TRANSCRIBED = inputs(input_values=floats(400), labels=integers(20, 3, low=1))
 
 _BLOCKS: dict[str, Any] = {
     "hidden_size": 32,

@@ -174,6 +174,18 @@ def losses(x: Tensor, y: Tensor, labels: Tensor) -> list[Tensor]:
     return [*found, F.cosine_similarity(x, y), F.pairwise_distance(x, y), F.normalize(x)]
 
 
+def losses_of_sequences(x: Tensor, labels: Tensor) -> list[Tensor]:
+    """Labels padded, and one behind the other; how many there are is counted or known."""
+    found = x.transpose(0, 1).log_softmax(-1)
+    frames = torch.full((x.shape[0],), x.shape[1])
+    said = labels > 0
+    return [
+        F.ctc_loss(found, labels, frames, said.sum(-1), zero_infinity=True),
+        F.ctc_loss(found, labels[said], frames, said.sum(-1), reduction="sum"),
+        F.ctc_loss(found[:, :4], labels[:4], [8] * 4, [2] * 4, reduction="none"),
+    ]
+
+
 def elementwise(x: Tensor, y: Tensor) -> list[Tensor]:
     p, n = x.abs() + 0.1, x.clamp(-0.9, 0.9)
     found = [
@@ -266,6 +278,7 @@ def reductions(x: Tensor) -> list[Any]:
     found += [x.amin(1), x.argmax(), x.argmax(1), x.argmin(1), x.median(), x.median(1), x.norm()]
     found += [x.norm(dim=1), x.norm(p=1, dim=1), torch.linalg.vector_norm(x, dim=1), x.logsumexp(1)]
     found += [torch.linalg.norm(x, dim=1), x.cumsum(1), x.cumprod(1), x.cummax(1), x.cummin(1)]
+    found += [torch.histc(x, 4, -1.0, 1.0), torch.histc(x)]
     found += [x.logcumsumexp(1), x.nansum(), x.nanmean(1), x.aminmax(), x.count_nonzero(1)]
     found += [
         x.sort(1),
@@ -438,6 +451,8 @@ def algebra(x: Tensor, y: Tensor) -> list[Any]:
     found += [torch.linalg.solve_triangular(square.tril(), x.mT, upper=False), torch.logdet(square)]
     found += [torch.linalg.eigvalsh(square), torch.linalg.vecdot(x, x), torch.vdot(vector, vector)]
     found += [torch.addbmm(x[0], x, y), torch.addmv(vector, x[0], vector)]
+    found += [torch.cholesky_solve(x.mT, torch.linalg.cholesky(square))]
+    found += [torch.linalg.householder_product(x, y[:, 0])]
     return [*found, torch.trapezoid(x)]
 
 
@@ -664,6 +679,7 @@ def weight_norms() -> Layers:
         parametrized.weight_norm(linears[0]),
         parametrized.spectral_norm(linears[1]),
         parametrized.orthogonal(linears[2]),
+        parametrized.orthogonal(nn.Linear(6, 3)),
         nn.utils.parametrizations.weight_norm(nn.Conv1d(4, 4, 3), dim=None),
     )
 
@@ -696,6 +712,7 @@ PROGRAMS: dict[str, Program] = {
     "embeddings": (Embeddings, (integers(9, 5),)),
     "attention": (Attention, (floats(8, 8), flags(8))),
     "losses": _plain(losses, floats(6), floats(6), integers(3)),
+    "losses_of_sequences": _plain(losses_of_sequences, floats(8, 6), integers(5, 3)),
     "elementwise": _plain(elementwise, floats(6), floats(6)),
     "in_place": _plain(in_place, floats(6), floats(6), integers(4)),
     "comparisons": _plain(comparisons, floats(6), floats(6), integers(9)),

@@ -137,14 +137,14 @@ class MovingAverages(nn.Module):
 
 
 class Parametrised(nn.Module):
-    """Weights computed from other parameters: weight norm and an orthogonal layer."""
+    """Weights computed from other parameters: weight norm and orthogonal layers."""
 
     def __init__(self) -> None:
         super().__init__()
         self.conv = weight_norm(nn.Conv1d(3, 8, 3, padding=1))
         self.normed = nn.ModuleList(weight_norm(nn.Linear(_WIDTH, _WIDTH)) for _ in range(3))
         self.rotate = orthogonal(nn.Linear(_WIDTH, _WIDTH), orthogonal_map="cayley")
-        self.head = nn.Linear(_WIDTH, 3)
+        self.head = orthogonal(nn.Linear(_WIDTH, 3))  # of reflections, because it is not square
 
     def forward(self, x: Tensor) -> Tensor:
         x = torch.tanh(self.conv(x)).mean(dim=1)

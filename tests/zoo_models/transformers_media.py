@@ -91,6 +91,11 @@ _SPEECH: tuple[ZooEntry, ...] = (
         hf.WAVEFORM,
     ),
     hf.entry(
+        "wav2vec2_labelled",  # its loss is that of a sequence which is shorter than its frames
+        hf.model("Wav2Vec2ForCTC", "Wav2Vec2Config", **hf.SPEECH),
+        hf.TRANSCRIBED,
+    ),
+    hf.entry(
         "hubert",
         hf.model(
             "HubertForSequenceClassification",

@@ -115,6 +115,17 @@ _DECODERS: tuple[ZooEntry, ...] = (
         hf.WORDS,
     ),
     hf.entry(
+        "mixtral_balanced",  # its loss counts how often each expert is chosen
+        hf.model(
+            "MixtralForCausalLM",
+            "MixtralConfig",
+            num_local_experts=4,
+            output_router_logits=True,
+            **hf.GROUPED_DECODER,
+        ),
+        hf.LABELLED_WORDS,
+    ),
+    hf.entry(
         "gpt_oss",  # its experts have biases, weights the other way round, a gate of their own
         hf.model(
             "GptOssForCausalLM",

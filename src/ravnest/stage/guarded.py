@@ -392,6 +392,62 @@ def _multi_margin_loss(operator: OpOverload) -> Function:
     return multi_margin_loss
 
 
+def _histc(operator: OpOverload) -> Function:
+    """The kernel trusts the quotient that gives a value its place: with bounds so far away, or so
+    close to each other, that it is no number, the place lies outside of the result."""
+
+    def histc(self: torch.Tensor, bins: int = 100, min: Any = 0, max: Any = 0) -> Any:
+        if not _has_values(self):
+            return operator(self, bins, min, max)
+        if min == max and self.numel():
+            min, max = self.min().item(), self.max().item()
+        if min == max:
+            min, max = min - 1, max + 1
+        ends = torch.tensor([min, max], dtype=torch.float64).to(self.dtype)
+        width = ends[1] - ends[0]
+        if not (width > 0 and bool(torch.isfinite(width * bins))):
+            raise PackageError("histc over a range that is empty or too large")
+        return operator(self, bins, min, max)
+
+    return histc
+
+
+def _ctc_loss(operator: OpOverload) -> Function:
+    """The kernel reads as many labels as are announced and takes each for the number of a class.
+    `log_probs` are (frames, rows, classes); labels have a line for each row, or are in one line
+    behind each other."""
+
+    def ctc_loss(
+        log_probs: torch.Tensor,
+        targets: torch.Tensor,
+        input_lengths: Any,
+        target_lengths: Any,
+        blank: int = 0,
+        *rest: Any,
+        **more: Any,
+    ) -> Any:
+        _must(log_probs.dim() in (2, 3) and targets.dim() in (1, 2), "ctc_loss")
+        frames, rows, classes = log_probs.shape[0], log_probs.shape[1:-1], log_probs.shape[-1]
+        ends, counts = torch.as_tensor(input_lengths), torch.as_tensor(target_lengths)
+        whole = not any(x.is_floating_point() or x.is_complex() for x in (targets, ends, counts))
+        fits = targets.dim() == 1 or targets.shape[:1] == (rows or (1,))
+        fits &= ends.shape in (rows, rows or (1,)) and counts.shape in (rows, rows or (1,))
+        _must(whole and fits and log_probs.numel() > 0, "ctc_loss")
+        if _has_values(targets) and _has_values(ends) and _has_values(counts):
+            most = targets.shape[-1]
+            inside = _is_inside(ends, frames + 1) and _is_inside(counts, most + 1)
+            if targets.dim() == 1:
+                read, inside = targets, inside and int(counts.sum()) == most
+            else:
+                places = torch.arange(most, device=targets.device)
+                read = targets[places < counts.to(targets.device).reshape(-1, 1)]
+            if not (inside and 0 <= blank < classes and _is_inside(read, classes)):
+                raise PackageError("ctc_loss of labels or lengths that are out of bounds")
+        return operator(log_probs, targets, input_lengths, target_lengths, blank, *rest, **more)
+
+    return ctc_loss
+
+
 def _asserted(operator: OpOverload) -> Function:
     """Raised where it is asked: a device that finds out later takes the whole process down."""
 
@@ -433,6 +489,8 @@ _GUARDS: dict[str, Callable[[OpOverload], Function]] = {
     "batch_norm": _batch_norm,
     "binary_cross_entropy": _binary_cross_entropy,
     "multi_margin_loss": _multi_margin_loss,
+    "histc": _histc,
+    "ctc_loss": _ctc_loss,
     "_assert_async": _asserted,
 }
 """By the operator's name, without its overload."""

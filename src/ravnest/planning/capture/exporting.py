@@ -50,6 +50,7 @@ from ravnest.planning.capture.state import (
 )
 from ravnest.planning.capture.surroundings import log_silenced
 from ravnest.planning.capture.tensors import held_tensors
+from ravnest.planning.capture.unsized import sizes_known
 from ravnest.stage import structure
 from ravnest.stage.graph import Mode
 
@@ -216,6 +217,7 @@ def _described(mode: Mode) -> Iterator[None]:
     """What a capture cannot follow by itself, put in words that it understands."""
     with (
         experts_written_out(),
+        sizes_known(),
         functions_followed() if mode == "train" else contextlib.nullcontext(),
     ):
         yield
