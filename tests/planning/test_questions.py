@@ -213,6 +213,47 @@ def test_a_loop_over_the_experts_that_were_hit(hit: Any, tmp_path: Path) -> None
     SelfCheck(studied)(load_stages(studied, even_cuts(studied, 3), tmp_path).stages)
 
 
+class AskingExperts(Experts):
+    """Another loop of this kind, which skips experts without tokens."""
+
+    def __init__(self, row: Callable[[Tensor, int], Tensor], in_rows: bool = True) -> None:
+        super().__init__(lambda _: torch.empty(0))
+        self.row, self.in_rows = row, in_rows
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.first(x)
+        weights, chosen = self.router(h).softmax(-1).max(-1)
+        places = nn.functional.one_hot(chosen, 5)
+        result = torch.zeros_like(h)
+        hit = (places.sum(0) > 0).nonzero()
+        for number in hit if self.in_rows else hit.squeeze(-1):
+            expert = int(number.item())
+            (token,) = torch.where(self.row(places if self.in_rows else chosen, expert))
+            if token.numel() == 0:
+                continue
+            found = self.experts[f"expert_{expert}"](h[token])
+            result.index_add_(0, token, found * weights[token, None])
+        return result + x
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        AskingExperts(lambda places, number: places.permute(1, 0)[number].bool()),
+        AskingExperts(lambda chosen, number: chosen == number, in_rows=False),
+    ],
+    ids=["flags", "numbers"],
+)
+def test_an_expert_that_was_hit_has_tokens(model: nn.Module, tmp_path: Path) -> None:
+    studied = study(model, (BATCH,))
+    SelfCheck(studied)(load_stages(studied, even_cuts(studied, 3), tmp_path).stages)
+
+
+@pytest.mark.parametrize("number", [0, 4])
+def test_an_expert_whose_turn_it_is_not_may_have_none(number: int) -> None:
+    refused(AskingExperts(lambda places, _: places.permute(1, 0)[number].bool()), "numel() == 0")
+
+
 def test_a_loop_over_anything_else_that_the_data_make_is_refused() -> None:
     refused(Experts(lambda places: (places.flatten(1).float().std(1) > 0.4).nonzero()), "values")
 

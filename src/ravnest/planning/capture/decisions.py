@@ -39,7 +39,7 @@ from torch.utils import _pytree as pytree
 
 from ravnest.errors import CaptureError
 from ravnest.planning.capture.constants import QUESTIONS, Constants
-from ravnest.planning.capture.experts import hit_experts
+from ravnest.planning.capture.experts import HitExperts
 from ravnest.planning.capture.guards import assert_answer, is_guard, ordinary_answer
 from ravnest.planning.capture.sources import user_frame
 
@@ -122,6 +122,7 @@ class DecidedDraws(TorchFunctionMode):
         super().__init__()
         self._draws: list[torch.Tensor] = []
         self._constants = constants
+        self._hit = HitExperts(constants)
         self.assumed: list[str] = []
         """Where a guard was taken to find nothing."""
         self.autocast_began_with_gradients: list[bool] = []
@@ -152,12 +153,13 @@ class DecidedDraws(TorchFunctionMode):
                 return answer if func in _BELOW else not answer
         if func in QUESTIONS:
             known = self._answer(func, args, sys._getframe(1))
+            self._hit.asked(args[0], known)
             if known is not None:
                 return known
         if func == torch._is_all_true:
             func = torch.all  # the same under a name that no package may use
-        if func == torch.Tensor.unbind and (experts := hit_experts(self._constants, args[0])):
-            return self._each_of(experts, args[0].device)
+        if func == torch.Tensor.unbind and (experts := self._hit.all_of(args[0])):
+            return self._each_of(*experts, args[0].device)
         if func == torch.nn.functional.pad:
             args = (args[0], tuple(map(self._number, args[1])), *args[2:])
         if func == torch.Tensor.__getitem__:
@@ -165,6 +167,7 @@ class DecidedDraws(TorchFunctionMode):
         versions = self._constants.versions(args, kwargs)
         result = func(*args, **(kwargs or {}))
         self._constants.note(func, args, kwargs or {}, result, versions)
+        self._hit.found(getattr(func, "__name__", ""), args, result)
         if self._gradients_are_off_inside_autocast():
             return pytree.tree_map_only(torch.Tensor, _cut_off, result)
         if func is torch.rand and isinstance(result, torch.Tensor) and result.dim() == 0:
@@ -199,11 +202,14 @@ class DecidedDraws(TorchFunctionMode):
             known = self._constants.answer(torch.Tensor.item, size)
         return size if known is None else known
 
-    def _each_of(self, count: int, device: torch.device) -> list[torch.Tensor]:
+    def _each_of(self, count: int, in_rows: bool, device: torch.device) -> list[torch.Tensor]:
         """Numbers that follow from nothing, one by one, in the form in which a loop gets them."""
         call = functools.partial(self.__torch_function__, types=())
         numbers = call(torch.arange, args=(count,), kwargs={"device": device})
-        return [call(torch.Tensor.narrow, args=(numbers, 0, i, 1)) for i in range(count)]
+        cut, length = (torch.Tensor.narrow, (1,)) if in_rows else (torch.Tensor.select, ())
+        each = [call(cut, args=(numbers, 0, i, *length)) for i in range(count)]
+        self._hit.begin(each)
+        return each
 
     def _gradients_are_off_inside_autocast(self) -> bool:
         began = self.autocast_began_with_gradients
