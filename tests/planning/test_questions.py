@@ -7,13 +7,14 @@ from typing import Any
 import pytest
 import torch
 from harness import even_cuts, load_stages
+from pools import run_clusterize, write_pool
 from torch import Tensor, nn
 from torch.distributions import Normal
 from traps import assert_equal_in_stages
 
 from ravnest.errors import CaptureError, InputError
 from ravnest.planning.capture import exporting
-from ravnest.planning.selfcheck import SelfCheck
+from ravnest.planning.selfcheck import DifferenceError, SelfCheck, as_it_runs
 from ravnest.planning.study import study
 
 BATCH = torch.randn(4, 6, generator=torch.Generator().manual_seed(1))
@@ -295,6 +296,32 @@ class Looks(nn.Module):
 
 def test_a_library_that_looks_at_its_tensors_is_not_told_either(tmp_path: Path) -> None:
     assert_equal_in_stages(Looks(), tmp_path)
+
+
+class OtherForCompilers(nn.Module):
+    """It can be captured either way, and only one of them is the model."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(6, 6), nn.Linear(6, 6)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.first(x)
+        return self.last(h.sin() if torch.compiler.is_exporting() else h.tanh()) + x
+
+
+def test_what_a_model_does_for_compilers_only_is_not_taken_for_the_model(tmp_path: Path) -> None:
+    folder = write_pool(tmp_path, 2)
+    planned = run_clusterize(OtherForCompilers(), (BATCH,), folder)
+    assert [len(cluster.stages) for cluster in planned.plan.clusters] == [2]
+
+
+def test_a_model_that_differs_either_way_is_refused() -> None:
+    def use(studied: Any) -> None:
+        raise DifferenceError("told" if studied.untold else "untold")
+
+    with pytest.raises(DifferenceError, match=r"^told$"):
+        as_it_runs(study(OtherForCompilers(), (BATCH,)), use)
 
 
 def test_torch_itself_is_always_told_the_truth(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,6 +6,7 @@ Every one of these either gave a wrong result without an error, or an error that
 import json
 import random
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -54,6 +55,42 @@ def test_custom_operator_with_its_own_backward_works(tmp_path: Path) -> None:
         study(model, (torch.randn(4, 6),))
     allow_operator("ravnest_test.halve.default")
     assert_equal_in_stages(model, tmp_path)
+
+
+class Skips(nn.Module):
+    """Layer drop, as transformers writes it."""
+
+    def __init__(self, draw: Callable[[], float], probability: float) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(6, 6) for _ in range(3))
+        self.draw, self.probability = draw, probability
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            drawn = self.draw()
+            if not (self.training and drawn < self.probability):
+                x = x + layer(x).tanh()
+        return x
+
+
+DRAWS = [random.random, partial(random.uniform, 0, 1), np.random.rand, partial(random.gauss, 1, 9)]
+
+
+@pytest.mark.parametrize("draw", DRAWS[:-1])
+def test_a_draw_that_decides_nothing_is_no_reason_to_refuse(draw: Any, tmp_path: Path) -> None:
+    model = Skips(draw, 0.0)
+    assert_equal_in_stages(model, tmp_path)
+    random.seed(1)
+    np.random.seed(1)
+    before = random.getstate(), np.random.get_state()[1].tolist()
+    study(model, linear_inputs(4)[0])
+    assert (random.getstate(), np.random.get_state()[1].tolist()) == before
+
+
+@pytest.mark.parametrize("draw", DRAWS)
+def test_a_draw_that_seldom_decides_anything_is_refused(draw: Any) -> None:
+    with pytest.raises(CaptureError, match="set the drop probability to 0"):
+        study(Skips(draw, 1e-3), linear_inputs(4)[0])
 
 
 @pytest.mark.parametrize("draw", [random.random, np.random.rand])

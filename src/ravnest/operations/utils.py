@@ -21,6 +21,7 @@ from ravnest.planning.planned import (
 )
 from ravnest.planning.pool import read_pool
 from ravnest.planning.report import SEPARATOR, node_blocks, render_report
+from ravnest.planning.selfcheck import as_it_runs
 from ravnest.planning.study import Study, study
 from ravnest.planning.weights import FromFiles, WeightSource
 from ravnest.rundir import RunDir
@@ -94,14 +95,18 @@ def clusterize(
         weights = _path("weights", weights)
     logger.info("capturing %s …", type(model).__name__)
     studied = study(model, args, example_kwargs, pass_data=pass_data)
-    try:
-        plan = plan_only(studied, pool, request)
-    except PlanError:
-        _log(studied.warnings)  # there will be no plan to carry them
-        raise
-    overrides.deliver(plan)
-    source = _weight_source(studied, weights)
-    plan, archived = write_planned(plan, studied, request, run, weights=source)
+
+    def planned(studied: Study) -> tuple[Plan, Path | None]:
+        try:
+            plan = plan_only(studied, pool, request)
+        except PlanError:
+            _log(studied.warnings)  # there will be no plan to carry them
+            raise
+        overrides.deliver(plan)
+        source = _weight_source(studied, weights)
+        return write_planned(plan, studied, request, run, weights=source)
+
+    plan, archived = as_it_runs(studied, planned)
     if quiet:
         _log(plan.warnings)
     else:

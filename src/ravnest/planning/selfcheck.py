@@ -6,7 +6,10 @@ three batch sizes where the model allows it, and outputs, gradients and buffers 
 step. A difference is an error, never a silent wrong result. A few rows show it as well as many.
 """
 
-from collections.abc import Sequence
+import contextlib
+import logging
+from collections.abc import Callable, Sequence
+from typing import TypeVar
 
 import torch
 
@@ -21,6 +24,7 @@ from ravnest.stage.graph import MODES, Mode
 from ravnest.stage.local import LocalPipeline
 from ravnest.stage.module import StageModule
 
+logger = logging.getLogger("ravnest.planning")
 _ROWS = 4
 _LIKELY_CAUSES = (
     "Causes seen before: the forward uses the batch size as a plain number (float(len(x))), sets a "
@@ -36,6 +40,27 @@ class OneRowError(CaptureError):
     def __init__(self, mode: Mode, text: str) -> None:
         super().__init__(text)
         self.mode = mode
+
+
+class DifferenceError(CaptureError):
+    """The stages compute something else than the model."""
+
+
+_T = TypeVar("_T")
+
+
+def as_it_runs(studied: Study, use: Callable[[Study], _T]) -> _T:
+    """Use a study; if its stages differ from the model, one for which the model was not told that
+    it is being captured. What it does for a compiler may be something else than for its users."""
+    try:
+        return use(studied)
+    except DifferenceError:
+        if studied.untold is None:
+            raise
+        logger.info("capturing %s as it runs for its users …", studied.name)
+        with contextlib.suppress(CaptureError):  # the first one says more
+            return use(studied.untold())
+        raise
 
 
 class SelfCheck:
@@ -90,7 +115,7 @@ class SelfCheck:
         except CaptureError:
             raise
         except Exception as error:
-            raise CaptureError(
+            raise DifferenceError(
                 f"the cut stages of {self.study.name} fail where the model does not: "
                 f"{self.study.why(error)}. {_LIKELY_CAUSES}"
             ) from error
@@ -106,7 +131,7 @@ class SelfCheck:
                 "on torch's generator only, or pass self_check=False."
             )
         if number and self._agree_on(pipeline, scene):
-            return CaptureError(
+            return DifferenceError(
                 f"{name} answers differently when it has been called before: {difference} (in "
                 f"{scene.mode} mode, call {number + 1} of a short training run). It remembers "
                 "something outside its parameters and buffers (a counter, a flag, a tensor in a "
@@ -116,7 +141,7 @@ class SelfCheck:
         if scene.rows == 1:
             text = f"{name} does something else with a single row: {difference}"
             return OneRowError(scene.mode, text)
-        return CaptureError(
+        return DifferenceError(
             f"the cut stages of {name} do not compute what the model computes: "
             f"{difference} (in {scene.mode} mode, batch of {scene.rows}). {_LIKELY_CAUSES}"
         )

@@ -8,7 +8,7 @@ import functools
 import logging
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -18,7 +18,7 @@ from ravnest.errors import CaptureError, text_without_values
 from ravnest.planning.capture.borrowing import frozen_modules, switched_to, values_restored
 from ravnest.planning.capture.call import Call, bind_call
 from ravnest.planning.capture.chain import chain_program
-from ravnest.planning.capture.exporting import capture
+from ravnest.planning.capture.exporting import TOLD_FIRST, UNTOLD, Ways, capture
 from ravnest.planning.capture.memory import refuse_shared_memory
 from ravnest.planning.capture.program import HeldTensor, ModuleCall, Program
 from ravnest.planning.capture.sources import unfit_inputs
@@ -70,6 +70,8 @@ class Study:
     measured: tuple[OpCost, ...] = ()
     """What a real pass has shown of every train operator; empty if the costs are predicted."""
     told: Told | None = None
+    untold: Callable[[], "Study"] | None = None
+    """Studies the model once more, without telling it that it is being captured."""
 
     @property
     def held(self) -> dict[str, HeldTensor]:
@@ -144,8 +146,10 @@ def study(
     example_kwargs: Mapping[str, Any] | None = None,
     *,
     pass_data: bool = False,
+    ways: Ways = TOLD_FIRST,
 ) -> Study:
     """Capture and measure a model. Leaves the model as it was."""
+    again = functools.partial(study, model, example_args, example_kwargs, pass_data=pass_data)
     warnings: list[str] = []
     name = type(model).__name__
     if is_script(model):
@@ -159,7 +163,7 @@ def study(
     _check_model(model)
     call = bind_call(model, example_args, example_kwargs or {})
     _check_types(model, call)
-    train, evaluation = _programs(model, call, warnings)
+    train, evaluation = _programs(model, call, warnings, ways)
     _refuse_changed_sizes(train, evaluation)
     warnings.extend(_about_rows(train, evaluation))
     if (about_rows := call.about_rows()) is not None:
@@ -181,11 +185,12 @@ def study(
             f"{len(frozen)} modules are in evaluation mode inside a model that trains, and stay so "
             f"({named}); if that is not meant, call model.train() before planning"
         )
-    return conclude(
+    found = conclude(
         Captured(model, name, call, train, evaluation, tuple(warnings)),
         lambda facts: _costs(model, call, train, facts, pass_data=pass_data),
         measured=pass_data,
     )
+    return replace(found, untold=functools.partial(again, ways=UNTOLD)) if True in ways else found
 
 
 @dataclass(frozen=True)
@@ -255,10 +260,12 @@ def _refuse_changed_sizes(train: Program, evaluation: Program) -> None:
         )
 
 
-def _programs(model: nn.Module, call: Call, warnings: list[str]) -> tuple[Program, Program]:
+def _programs(
+    model: nn.Module, call: Call, warnings: list[str], ways: Ways
+) -> tuple[Program, Program]:
     """Both modes as graphs; where that is impossible, the model as a chain of its modules."""
     try:
-        return capture(model, call, "train"), capture(model, call, "eval")
+        return capture(model, call, "train", ways), capture(model, call, "eval", ways)
     except CaptureError as error:
         chain = chain_program(model, call)
         if chain is None:

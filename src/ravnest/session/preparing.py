@@ -15,7 +15,9 @@ from ravnest.client.http import hash_file
 from ravnest.data.places import check_there
 from ravnest.data.writing import write_data
 from ravnest.errors import CaptureError, JobError
+from ravnest.planning.handover.card import ModelCard
 from ravnest.planning.handover.giving import model_files, write_model
+from ravnest.planning.selfcheck import as_it_runs
 from ravnest.planning.study import Study, study
 from ravnest.planning.weights import FromFiles
 from ravnest.session.columns import inputs_and_target, item, sources_of
@@ -133,8 +135,12 @@ def _write_model(request: JobRequest, folder: Path) -> tuple[str, list[tuple[Fil
     args = given if isinstance(given, tuple | list) else (given,)
     studied = study(request.model, args, request.example_kwargs, pass_data=request.pass_data)
     check = studied.parameter_bytes <= _CHECK_LIMIT
-    weights = _weights(request, studied)
-    card = write_model(folder, studied, name=request.name, weights=weights, check=check)
+
+    def written(studied: Study) -> ModelCard:
+        weights = _weights(request, studied)
+        return write_model(folder, studied, name=request.name, weights=weights, check=check)
+
+    card = as_it_runs(studied, written)
     for warning in card.warnings:
         logger.warning(warning)
     return card.name, [

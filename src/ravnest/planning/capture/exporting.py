@@ -3,16 +3,12 @@
 The model is called through a thin wrapper that takes and returns flat tensors, so that any nested
 input or output works, and that writes reassigned buffers back (`torch.export` records them on the
 outermost module only and loses all others silently).
-
-What capture would get wrong without an error is refused here: Python-level randomness, which a
-graph freezes.
 """
 
 import contextlib
 import functools
 import io
 import itertools
-import random
 import sys
 import types
 import warnings
@@ -20,7 +16,6 @@ from collections.abc import Callable, Iterator
 from typing import Any
 from unittest import mock
 
-import numpy as np
 import torch
 from torch import nn
 from torch.export import Dim, ExportedProgram
@@ -36,6 +31,7 @@ from ravnest.planning.capture.borrowing import (
 from ravnest.planning.capture.call import Call
 from ravnest.planning.capture.constants import Constants
 from ravnest.planning.capture.decisions import decided
+from ravnest.planning.capture.draws import frozen_randomness, undrawn
 from ravnest.planning.capture.experts import experts_written_out
 from ravnest.planning.capture.functions import functions_followed
 from ravnest.planning.capture.hooks import refuse_backward_hooks
@@ -125,7 +121,15 @@ def _integers(model: nn.Module) -> dict[str, torch.Tensor]:
     }
 
 
-def capture(model: nn.Module, call: Call, mode: Mode) -> Program:
+Ways = tuple[bool, ...]
+TOLD_FIRST: Ways = (True, False)
+"""Libraries ask whether they are being compiled, and then do other things than they do for their
+users. Most of these make a capture easier; where they make it fail, it is not told."""
+UNTOLD: Ways = (False,)
+"""And neither where they make it another model."""
+
+
+def capture(model: nn.Module, call: Call, mode: Mode, ways: Ways = TOLD_FIRST) -> Program:
     """One mode of the model as a program. The model is left exactly as it was."""
     call = call.with_several_rows()
     flat = _FlatModel(model, call)
@@ -133,7 +137,7 @@ def capture(model: nn.Module, call: Call, mode: Mode) -> Program:
     # Copies of all weights are made only for a model that may write to them when it is switched.
     restored = values_restored(model) if changes_on_switching(model) else contextlib.nullcontext()
     with restored, unchanged(model), switched_to(model, mode):
-        exported, dynamic = _export(flat, model, call, mode)
+        exported, dynamic = _export(flat, model, call, mode, ways)
     held = held_tensors(model, exported.constants)
     program = lower(
         exported,
@@ -154,26 +158,40 @@ def capture(model: nn.Module, call: Call, mode: Mode) -> Program:
 
 
 def _export(
-    flat: _FlatModel, model: nn.Module, call: Call, mode: Mode
+    flat: _FlatModel, model: nn.Module, call: Call, mode: Mode, ways: Ways
 ) -> tuple[ExportedProgram, bool]:
-    """Batch size left open if the model allows it, else fixed to the example's."""
+    """Batch size left open if the model allows it, else fixed to the example's.
+
+    `ways` are whether the model is told that it is being captured, in the order of trying.
+    """
     failures: dict[bool, Exception] = {}
-    # Libraries ask whether they are being compiled, and then do other things than they do for their
-    # users. Most of these make a capture easier; where they make it fail, it is not told.
-    for dimension, told in itertools.product((Dim.AUTO, None), (True, False)):
+    for dimension, told in itertools.product((Dim.AUTO, None), ways):
         shapes = [{0: dimension} if dimension and call.is_batched(x) else None for x in call.leaves]
+        export = functools.partial(
+            torch.export.export, flat, call.leaves, dynamic_shapes=(tuple(shapes),), strict=False
+        )
         try:
-            with _refuse_frozen_randomness(), _described(mode), _quiet(), _is_told(told):
-                exported = torch.export.export(
-                    flat, call.leaves, dynamic_shapes=(tuple(shapes),), strict=False
-                )
+            with _described(mode), _quiet(), _is_told(told):
+                exported = undrawn(export, functools.partial(_all_of, flat))
             return exported, dimension is not None and _batch_is_open(exported, call)
         except CaptureError:
-            if told:  # else the first failure says more
+            if told is ways[0]:  # else the first failure says more
                 raise
         except Exception as error:  # torch.export raises dozens of unrelated types
             failures.setdefault(told, error)
-    raise describe_failure(model, call, failures[True], failures.get(False)) from failures[True]
+    first, *others = (failures[told] for told in ways if told in failures)
+    raise describe_failure(model, call, first, *others) from first
+
+
+def _all_of(flat: _FlatModel, exported: ExportedProgram) -> tuple[Any, ...]:
+    """Everything in a graph that could come from a number that Python has drawn."""
+    values = {
+        name: value.tolist() if isinstance(value, torch.Tensor) else repr(value)
+        for name, value in exported.constants.items()
+    }
+    text = exported.graph_module.print_readable(print_output=False)
+    seen = flat.seen
+    return text, repr(values), repr(seen.result), repr(seen.changes), seen.assumed
 
 
 _TRANSFORMERS = {
@@ -245,28 +263,3 @@ def _batch_is_open(exported: ExportedProgram, call: Call) -> bool:
         leaf for leaf, given in zip(leaves, call.leaves, strict=True) if call.is_batched(given)
     ]
     return bool(batched) and all(is_open(leaf.shape[0]) for leaf in batched)
-
-
-@contextlib.contextmanager
-def _refuse_frozen_randomness() -> Iterator[None]:
-    """Turn what capture would silently repeat for ever into an error."""
-    before = np.random.get_state()
-    python_state, numpy_state = random.getstate(), _numpy_state()
-    yield
-    if random.getstate() != python_state or _numpy_state() != numpy_state:
-        random.setstate(python_state)
-        np.random.set_state(before)
-        raise frozen_randomness("Python's `random` or from NumPy")
-
-
-def frozen_randomness(source: str) -> CaptureError:
-    return CaptureError(
-        f"the model draws random numbers from {source} in its forward (layer drop is a common "
-        "reason). A captured graph would repeat one draw for ever. Draw with torch, inside tensor "
-        "operations and without a generator of your own, or set the drop probability to 0."
-    )
-
-
-def _numpy_state() -> tuple[Any, ...]:
-    kind, keys, *rest = np.random.get_state()
-    return (kind, np.asarray(keys).tobytes(), *rest)
