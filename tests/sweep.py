@@ -46,9 +46,10 @@ from torchvision_shim import import_torchvision  # noqa: E402
 from zoo_models.entry import Inputs, output_loss  # noqa: E402
 
 from ravnest.errors import RavnestError  # noqa: E402
-from ravnest.planning.selfcheck import OneRowError, SelfCheck  # noqa: E402
-from ravnest.planning.study import study  # noqa: E402
+from ravnest.planning.selfcheck import OneRowError, SelfCheck, as_it_runs  # noqa: E402
+from ravnest.planning.study import Study, study  # noqa: E402
 from ravnest.stage import structure  # noqa: E402
+from ravnest.stage.local import LocalPipeline  # noqa: E402
 
 STAGES = 3
 ROWS = 2
@@ -144,9 +145,22 @@ def _of_transformers(kind: str, name: str) -> tuple[nn.Module, Callable[[int], I
 
     config = small_config(transformers.CONFIG_MAPPING[kind])
     model = getattr(transformers, name)(config)
-    if hasattr(config, "use_cache"):
-        model.config.use_cache = False
+    _without_cache(model)
     return model.train(), inputs_of(model, config)
+
+
+def _without_cache(model: nn.Module) -> None:
+    """As planning itself does while it captures: here the model is run beside its stages."""
+    pending = [module.config for module in model.modules() if hasattr(module, "config")]
+    seen: set[int] = set()
+    while pending:
+        config = pending.pop()
+        if id(config) in seen or not hasattr(config, "to_dict"):
+            continue
+        seen.add(id(config))
+        if hasattr(config, "use_cache"):
+            config.use_cache = False
+        pending += vars(config).values()
 
 
 def small_config(kind: Any) -> Any:
@@ -375,10 +389,10 @@ def _compared(
 ) -> tuple[str, str]:
     torch.manual_seed(2)
     args, kwargs = inputs(ROWS)
-    studied = study(model, args, kwargs)
-    cuts = even_cuts(studied, STAGES)
-    with tempfile.TemporaryDirectory() as folder:
-        pipeline = load_stages(studied, cuts, Path(folder))
+
+    def loaded(studied: Study) -> tuple[Study, LocalPipeline, int]:
+        cuts = even_cuts(studied, STAGES)
+        pipeline = load_stages(studied, cuts, Path(folder) / f"{studied.untold is None}")
         for _ in range(2):
             try:
                 SelfCheck(studied)(pipeline.stages)
@@ -386,6 +400,10 @@ def _compared(
             except OneRowError as error:
                 studied.needs_two_rows(error.mode)
                 pipeline = load_stages(studied, cuts, Path(folder) / error.mode)
+        return studied, pipeline, len(cuts) + 1
+
+    with tempfile.TemporaryDirectory() as folder:
+        studied, pipeline, stages = as_it_runs(study(model, args, kwargs), loaded)
         sizes = (ROWS, ROWS + 1) if studied.train.dynamic else (ROWS, ROWS)
         try:
             errors = compare(model, pipeline, studied, inputs, output_loss, sizes)
@@ -393,7 +411,7 @@ def _compared(
             return "wrong", f"it differs: {error}"
     if errors.worst() > tolerance:
         return "wrong", f"it differs: {errors}"
-    return "cut", f"{len(cuts) + 1} stages, {errors.worst():.0e}"
+    return "cut", f"{stages} stages, {errors.worst():.0e}"
 
 
 def _line(error: BaseException) -> str:

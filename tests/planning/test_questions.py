@@ -259,6 +259,35 @@ def test_a_loop_over_anything_else_that_the_data_make_is_refused() -> None:
     refused(Experts(lambda places: (places.flatten(1).float().std(1) > 0.4).nonzero()), "values")
 
 
+# ---- masks --------------------------------------------------------------------------------------
+
+
+class Masked(nn.Module):
+    """With a mask that is said for one pair of positions, as models of transformers say theirs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        from transformers.masking_utils import sdpa_mask
+
+        self.mask = sdpa_mask
+        self.first, self.last = nn.Linear(6, 6), nn.Linear(6, 6)
+
+    def forward(self, x: Tensor) -> Tensor:
+        def near(row: Any, head: Any, query: Any, key: Any) -> Any:
+            return (query - key).abs() < 2
+
+        h = self.first(x)[:, None, :, None].expand(-1, 1, -1, 4)
+        mask = self.mask(
+            x.shape[0], 6, 6, mask_function=near, use_vmap=True, allow_is_causal_skip=False
+        )
+        h = nn.functional.scaled_dot_product_attention(h, h, h, attn_mask=mask)
+        return self.last(h.mean((1, 3))) + x
+
+
+def test_a_mask_that_is_mapped_over_positions_is_broadcast(tmp_path: Path) -> None:
+    assert_equal_in_stages(Masked(), tmp_path)
+
+
 # ---- being told of a compiler -------------------------------------------------------------------
 
 

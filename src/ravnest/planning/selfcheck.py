@@ -136,7 +136,8 @@ class SelfCheck:
                 f"{scene.mode} mode, call {number + 1} of a short training run). It remembers "
                 "something outside its parameters and buffers (a counter, a flag, a tensor in a "
                 "plain attribute, weights merged in train() or eval()), which its stages would "
-                "not. Keep it in a buffer (register_buffer), or leave it out."
+                "not. Keep it in a buffer (register_buffer), or leave it out; if it only prepares "
+                "something in its first call, call it once before planning."
             )
         if scene.rows == 1:
             text = f"{name} does something else with a single row: {difference}"

@@ -36,6 +36,7 @@ from ravnest.planning.capture.experts import experts_written_out
 from ravnest.planning.capture.functions import functions_followed
 from ravnest.planning.capture.hooks import refuse_backward_hooks
 from ravnest.planning.capture.lowering import lower
+from ravnest.planning.capture.masks import masks_broadcast
 from ravnest.planning.capture.program import Program, is_open
 from ravnest.planning.capture.rows import row_limits
 from ravnest.planning.capture.sources import describe_failure
@@ -235,6 +236,7 @@ def _described(mode: Mode) -> Iterator[None]:
     """What a capture cannot follow by itself, put in words that it understands."""
     with (
         experts_written_out(),
+        masks_broadcast(),
         sizes_known(),
         functions_followed() if mode == "train" else contextlib.nullcontext(),
     ):
