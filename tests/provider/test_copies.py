@@ -1,5 +1,7 @@
 """Copies beside computing are right whatever the queues of a device do, as late as they may."""
 
+import contextlib
+
 import pytest
 import torch
 from devices import requires_toy
@@ -7,9 +9,10 @@ from devices import requires_toy
 from ravnest.provider.compression import Packing, leaving
 from ravnest.provider.compute import copies
 from ravnest.provider.compute.copies import Leaving, QueuedCopies, copies_for
-from ravnest.wire.codecs import Packed, codec_named
+from ravnest.wire.codecs import Packed, codec_named, unpack
 
 requires_toy()
+from devices import toy  # noqa: E402
 from devices.queues import Queue, played  # noqa: E402
 
 ROWS, COLUMNS = 24, 32
@@ -105,6 +108,32 @@ def test_what_comes_may_lie_in_memory_as_it_likes(comes):
         mover.finish_pass()
         torch.testing.assert_close(found.cpu(), given * 2, rtol=0, atol=0)
     assert not player.waited_for_copies
+
+
+@pytest.mark.parametrize("has_queues", [False, True], ids=["in line", "queues"])
+@pytest.mark.parametrize("codec", ["int8", "int4", "fp16", "zstd"])
+def test_what_is_packed_crosses_to_the_device_packed(codec, has_queues, monkeypatch):
+    """And is unpacked there, with as many bytes less for the bus; only zstd needs main memory."""
+    given = torch.randn(ROWS, COLUMNS)
+    packed = codec_named(codec).pack(given)
+    with played() if has_queues else contextlib.nullcontext():
+        player, crossed = type(toy.PLAYING[-1]), []
+        copy = player.copy
+
+        def copy_(self, source, target, non_blocking):
+            if toy.is_toy(target) and not toy.is_toy(source):
+                crossed.append((source.dtype, tuple(source.shape)))
+            copy(self, source, target, non_blocking)
+
+        mover = copies_for(torch.device("toy:0"))
+        mover.brought(mover.set_out(packed))  # a codec has constants there, from its first use on
+        monkeypatch.setattr(player, "copy", copy_)
+        found = mover.brought(mover.set_out(packed))
+        mover.finish_pass()
+        assert found.device.type == "toy"
+        assert torch.equal(found.cpu(), unpack(packed))
+    moved = (given,) if codec == "zstd" else packed.parts
+    assert crossed == [(part.dtype, tuple(part.shape)) for part in moved]
 
 
 class _DenseBeside(QueuedCopies):

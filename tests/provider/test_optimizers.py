@@ -4,6 +4,7 @@ import copy
 
 import pytest
 import torch
+from pipelines import TiedModel, pipeline, settings_for
 from torch import nn
 
 from ravnest.errors import NodeError
@@ -78,6 +79,37 @@ def test_what_muon_remembers_is_there_to_be_seen():
     for parameter in model.parameters():
         moments = (kind for kind in optimizer.state[parameter] if kind != "step")
         assert all(optimizer.state[parameter][kind].shape == parameter.shape for kind in moments)
+
+
+def test_muon_takes_the_hidden_matrices_of_each_stage_and_adamw_the_rest(tmp_path):
+    """The embedding, which is the head as well, looks like a matrix and is none; nor are vectors.
+    So it is with what is remembered, which shows who has made the step."""
+    torch.manual_seed(0)
+    model, batches = TiedModel(), [torch.randint(0, 11, (4, 5)) for _ in range(3)]
+
+    def loss_of(outputs, batch):
+        return nn.functional.cross_entropy(outputs.flatten(0, 1), batch.roll(1, 1).flatten())
+
+    update = UpdateSettings(optimizer=optimizer_named("muon"), optimizer_params={"lr": 0.01})
+    settings = settings_for(batches, loss_of, update, schedule="sync")
+    by_muon, by_adamw, in_groups = set(), set(), {}
+    with pipeline(model, (batches[0],), tmp_path, settings, stages=3) as cluster:
+        for batch in batches:
+            cluster.train(batch)
+        cluster.order("epoch")
+        for runtime in cluster.runtimes:
+            runner = runtime.runner
+            names = {id(tensor): name for name, tensor in runner._passes.stage.tensors().items()}
+            optimizer = runner._updater.optimizer
+            for group in optimizer.param_groups:
+                in_groups |= {names[id(p)]: group["name"] for p in group["params"]}
+            for parameter, state in optimizer.state.items():
+                users = by_muon if "momentum_buffer" in state else by_adamw
+                users.add(names[id(parameter)])
+    hidden = {f"layers.{number}.weight" for number in range(4)}
+    assert by_muon == hidden
+    assert by_adamw == {name for name, _ in model.named_parameters()} - hidden
+    assert {name for name, group in in_groups.items() if group != "others"} == hidden
 
 
 def test_stacks_of_matrices_are_made_orthogonal_one_by_one():
