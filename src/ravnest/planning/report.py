@@ -18,6 +18,9 @@ _LIMITS: dict[Limit, str] = {
 _BUSY_WITH_ROUNDS = 0.5
 """Part of the time that links may be busy with rounds: activations travel over them, too."""
 
+_INT8_BYTES = 1 / 3.9
+"""Of a round in int8, over one without a codec; training needs as many steps (RESULTS.md)."""
+
 SEPARATOR = "-" * 72
 """Printed between the blocks of the nodes, which programs read, and the report for people."""
 
@@ -123,15 +126,23 @@ def _ring_lines(plan: Plan) -> list[str]:
     traffic = 2 * (clusters - 1) / clusters * sum(ring.bytes for ring in plan.rings)
     held = max(stage.memory.averaging for cluster in plan.clusters for stage in cluster.stages)
     round_s = _round_s(plan)
-    period = math.ceil(round_s / _BUSY_WITH_ROUNDS / min(c.step_s for c in plan.clusters))
+    updates = round_s / _BUSY_WITH_ROUNDS / min(c.step_s for c in plan.clusters)
     rings = "1 ring averages" if len(plan.rings) == 1 else f"{len(plan.rings):,} rings average"
     return [
         f"{rings} {tensors:,} tensors over {clusters:,} clusters; "
         f"a round sends about {size(traffic)} from each cluster, in at least {duration(round_s)}.",
-        f"The more rounds, the fewer steps are needed: reduce_factor={max(1, period)} keeps links "
+        f"The more rounds, the fewer steps are needed: {_often(updates)} keeps links "
         "busy with them for no more than half of the time; without it an epoch has one round.",
         f"Averaging takes up to {size(held)} of a provider's memory, counted above.",
     ]
+
+
+def _often(updates: float) -> str:
+    """What to give `Node`, where links without a codec have time for a round in so many updates."""
+    if updates <= 1:
+        return "reduce_factor=1"
+    packed = math.ceil(updates * _INT8_BYTES)
+    return f"reduce_factor={packed} with compression={{'rings': 'int8'}}"
 
 
 def _round_s(plan: Plan) -> float:
