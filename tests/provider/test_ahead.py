@@ -6,6 +6,7 @@ from pipelines import TiedModel, pipeline, settings_for
 from torch import nn
 
 from ravnest.provider.compute.ahead import LookAhead
+from ravnest.provider.compute.optimizers import Muon, NAdamW
 from ravnest.provider.compute.updating import Updater, UpdateSettings
 from ravnest.provider.compute.versions import WeightVersions
 from ravnest.wire import messages
@@ -100,7 +101,7 @@ def test_weights_go_on_as_they_went_last_and_come_back():
     [
         ({"momentum": 0.9}, 4.0),
         ({"betas": (0.9, 0.99)}, 4.0),
-        ({"momentum": 0.9, "nesterov": True}, 3.0),
+        ({"momentum": 0.9, "nesterov": True}, 2.0),
         ({"momentum": 0.0}, 0.0),
         ({"betas": (0.0, 0.99)}, 0.0),
         ({"momentum": 0.9, "dtype": torch.bfloat16}, 0.0),
@@ -108,12 +109,45 @@ def test_weights_go_on_as_they_went_last_and_come_back():
 )
 def test_whom_it_helps(group, steps):
     """Steps without momentum do not go on; in half precision there and back is not where one was;
-    and some look ahead by themselves."""
+    and some look ahead by themselves, which leaves them the age of their gradients."""
     parameter, ahead = by_hand([8.0], **group)
     ahead.before_step(2.0)
     parameter.data -= 1.0
     ahead.after_step()
     assert parameter.item() == 7.0 - steps
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "params", "steps"),
+    [
+        (torch.optim.AdamW, {"lr": 0.1}, 1.0),
+        (NAdamW, {"lr": 0.1}, 0.0),
+        (torch.optim.SGD, {"lr": 0.1, "momentum": 0.9, "nesterov": True}, 0.5),
+        (Muon, {"lr": 0.1}, 1.0),
+        (torch.optim.Muon, {"lr": 0.1}, 1.0),
+    ],
+)
+def test_what_half_of_the_micro_batches_lack(optimizer, params, steps):
+    """With batches that are divided as the plan divides them, at any depth."""
+    parameter = nn.Parameter(torch.tensor([[3.0]]))
+    made = optimizer([parameter], **params)
+    ahead = LookAhead(made)
+    for _ in range(3):
+        ahead.before_step(0.5)
+        before = parameter.item()
+        parameter.grad = torch.ones(1, 1)
+        made.step()
+        after = parameter.item()
+        ahead.after_step()
+        assert parameter.item() - after == pytest.approx(steps * (after - before), rel=1e-3)
+
+
+def test_nesterov_bears_the_highest_rate_where_it_is_put_ahead_by_the_lag():
+    """By the characteristic equation with three steps of delay it is stable up to 0.094 over the
+    curvature; 0.072 if it is put ahead by two steps more, and 0.047 if not at all."""
+    params = {"lr": 8.5e-4, "momentum": 0.9, "nesterov": True}
+    assert DelayedStage(3, **params).train(600) < 1
+    assert DelayedStage(3, look_ahead=False, **params).train(600) > 1e3
 
 
 @pytest.mark.parametrize(

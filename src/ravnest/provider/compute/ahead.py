@@ -24,8 +24,9 @@ _REMEMBERED = 8
 _GAIN = 2.0
 """Steps ahead for every step that gradients are old. One makes up for their age; with two, the
 newest gradient counts for more, as in Nesterov's momentum, and fewer updates are needed."""
-_OWN = 1.0
-"""Steps that an optimizer with Nesterov's momentum looks ahead by itself."""
+_GAIN_OF_NESTEROV = 1.0
+"""The same for an optimizer with Nesterov's momentum, which counts the newest gradient for more by
+itself, at any lag, but does nothing about its age."""
 
 
 class LookAhead:
@@ -40,9 +41,9 @@ class LookAhead:
         """The gradients that are going to be applied are so many steps old, in the mean."""
         self.return_()
         self._lags.append(lag)
-        steps = _GAIN * sum(self._lags) / len(self._lags)
+        usual = sum(self._lags) / len(self._lags)
         for part in self._parts:
-            part.before_step(steps)
+            part.before_step(usual)
 
     def needed(self, lag: float) -> int:
         """Bytes that the next step takes to remember where it began, if its gradients are old."""
@@ -65,9 +66,9 @@ class LookAhead:
 class _Part:
     """Parameters that are put ahead alike."""
 
-    def __init__(self, parameters: Sequence[nn.Parameter], own: float) -> None:
+    def __init__(self, parameters: Sequence[nn.Parameter], gain: float) -> None:
         self._parameters = parameters
-        self._own = own
+        self._gain = gain
         self._steps = 0.0
         self._shift: list[torch.Tensor] = []
         """Memory as large as the parameters, once it is needed."""
@@ -76,8 +77,8 @@ class _Part:
     def needed(self) -> int:
         return 0 if self._shift else sum(p.numel() * p.element_size() for p in self._parameters)
 
-    def before_step(self, steps: float) -> None:
-        self._steps = max(0.0, steps - self._own)
+    def before_step(self, lag: float) -> None:
+        self._steps = self._gain * lag
         if self._steps:
             if not self._shift:
                 self._shift = [torch.empty_like(p) for p in self._parameters]
@@ -102,15 +103,24 @@ class _Part:
 
 
 def _parts(optimizer: torch.optim.Optimizer | None) -> list[_Part]:
-    """Of the parameters whose steps have momentum: those of others do not go on as they went."""
+    """Of the parameters whose steps go on as they went."""
     found = []
     for group in optimizer.param_groups if optimizer is not None else ():
         # In half precision there and back is not where one was.
         precise = [p for p in group["params"] if torch.finfo(p.dtype).bits >= 32]
-        if precise and _has_momentum(group):
-            looks_ahead = group.get("nesterov") or isinstance(optimizer, torch.optim.NAdam)
-            found.append(_Part(precise, _OWN if looks_ahead else 0.0))
+        if precise and (gain := _gain(optimizer, group)):
+            found.append(_Part(precise, gain))
     return found
+
+
+def _gain(optimizer: torch.optim.Optimizer | None, group: Mapping[str, Any]) -> float:
+    """Decision 026 has the reasons. More than half of a step of NAdam is the newest gradient and
+    does not go on. Muon has Nesterov's momentum, too, but its steps are of one size whatever the
+    curvature: it bears more than others."""
+    if isinstance(optimizer, torch.optim.NAdam) or not _has_momentum(group):
+        return 0.0
+    is_muon = isinstance(optimizer, getattr(torch.optim, "Muon", ()))
+    return _GAIN_OF_NESTEROV if group.get("nesterov") and not is_muon else _GAIN
 
 
 def _has_momentum(group: Mapping[str, Any]) -> bool:
