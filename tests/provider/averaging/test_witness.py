@@ -1432,3 +1432,14 @@ def test_squares_that_are_led_away_end_nobodys_run_and_accuse_nobody(members, ki
     assert len(ring.applied[0]) == 41, "and those with numbers of that size were not made"
     for k in ring.honest():
         assert 1e3 < squares[k]["a/exp_avg_sq"].max() <= 1e15
+
+
+@pytest.mark.parametrize("count", [0, 1, 1023, 1024, 300_000])
+@pytest.mark.parametrize("scale", [1e-30, 1e-12, 1.0, 1e15, 1e30, float("inf"), float("nan")])
+def test_lengths_are_as_exact_as_in_double_precision(count, scale):
+    values = torch.randn(count, generator=torch.Generator().manual_seed(0)) * scale
+    exact = float(torch.linalg.vector_norm(values.double()))
+    assert witness.norm_of(values) == pytest.approx(exact, rel=1e-7, abs=0, nan_ok=True)
+    # Single precision from end to end would lose more than that.
+    if count > 10_000 and scale == 1.0:
+        assert float(torch.linalg.vector_norm(values)) != pytest.approx(exact, rel=1e-7)
