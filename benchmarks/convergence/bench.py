@@ -10,7 +10,8 @@ text and averages in the background, every 4 updates unless its name says otherw
 that of the mean of all clusters' weights on text that nobody has learnt from.
 
 Curves are kept in a folder if one is given, and are not made again; so the work can be done in
-several goes: `--curves FOLDER --within SECONDS`.
+several goes, and a part of it at a time:
+    --curves FOLDER --within SECONDS --only "one machine" "4 clusters of 2" …
 """
 
 import argparse
@@ -41,12 +42,13 @@ class UnfinishedError(Exception):
 class Maker:
     """Has curves made, or takes those that are there."""
 
-    def __init__(self, folder: Path, within_s: float) -> None:
-        self._folder = folder
+    def __init__(self, folder: Path, within_s: float, processes: int) -> None:
+        self._folder, self._processes = folder, processes
         self._ends = time.monotonic() + within_s
 
     def make(self, runs: Sequence[Run]) -> Curves:
-        found = kept.results(runs, train, self._folder, self._ends - time.monotonic())
+        left = self._ends - time.monotonic()
+        found = kept.results(runs, train, self._folder, left, self._processes)
         if len(found) < len(runs):
             raise UnfinishedError(f"{len(found)} of {len(runs)} curves are there")
         return {run: Curve(**curve) for run, curve in found.items()}
@@ -67,21 +69,25 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--curves", type=Path, help="keep curves here, and use those found here")
     parser.add_argument("--within", type=float, default=float("inf"), metavar="SECONDS")
+    parser.add_argument("--only", nargs="*", metavar="NAME", help="these contestants; no picture")
+    parser.add_argument("--processes", type=int, default=2)
     options = parser.parse_args()
+    wanted = [who for who in ALL if not options.only or who.name in options.only]
     with tempfile.TemporaryDirectory() as temporary:
-        maker = Maker(options.curves or Path(temporary), options.within)
+        maker = Maker(options.curves or Path(temporary), options.within, options.processes)
         try:
-            rated = dict.fromkeys(who.rated_as for who in ALL)
+            rated = dict.fromkeys(who.rated_as for who in wanted)
             tried = maker.make([Run(who, rate, SEEDS[0]) for who in rated for rate in who.rates])
-            rates = {who: best_rate(who.rated_as, tried) for who in ALL}
-            chosen = maker.make([Run(who, rates[who], seed) for who in ALL for seed in SEEDS])
+            rates = {who: best_rate(who.rated_as, tried) for who in wanted}
+            chosen = maker.make([Run(who, rates[who], seed) for who in wanted for seed in SEEDS])
         except UnfinishedError as unfinished:
             print(unfinished)
             return
-    by_contestant = {who: [c for run, c in chosen.items() if run.who == who] for who in ALL}
+    by_contestant = {who: [c for run, c in chosen.items() if run.who == who] for who in wanted}
     report.print_table(by_contestant, rates)
     report.print_tried(tried)
-    report.draw(by_contestant, HERE.parent / "results" / "convergence.png")
+    if len(wanted) == len(ALL):
+        report.draw(by_contestant, HERE.parent / "results" / "convergence.png")
 
 
 if __name__ == "__main__":

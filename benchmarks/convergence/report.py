@@ -17,7 +17,7 @@ def mean_reached(curves: Seeds, level: float) -> tuple[float, float] | None:
     """Steps and time to a loss, if every seed gets there."""
     found = [curve.reached(level) for curve in curves]
     there = [one for one in found if one is not None]
-    if len(there) < len(found):
+    if not found or len(there) < len(found):
         return None
     steps, times = zip(*there, strict=True)
     return sum(steps) / len(steps), sum(times) / len(times)
@@ -27,29 +27,32 @@ def mean_reached(curves: Seeds, level: float) -> tuple[float, float] | None:
 
 
 def print_table(curves: Mapping[Contestant, Seeds], rates: Mapping[Contestant, float]) -> None:
+    seeds = len(next(iter(curves.values())))
     print("steps of one cluster (how many times fewer than one machine / in how many times less")
-    print(f"time), means of {len(curves[ALONE])} seeds; with {LARGE} rows against one machine")
-    print("that has as many\n")
+    print(f"time), means of {seeds} seeds; with {LARGE} rows against one machine with as many\n")
     levels = " | ".join(f"to {level}" for level in LEVELS)
     print(f"| contestant | rate | {levels} | fewer, each seed | updates lacking, by stage |")
     print("|---|---|" + "---|" * (len(LEVELS) + 2))
     for group in (_SMALL, _LARGE, MUON):
-        base = curves[group[0]]
+        base = curves.get(group[0], ())
         for who in group:
-            print(_row(who, rates[who], curves[who], base))
+            if who in curves:
+                print(_row(who, rates[who], curves[who], base))
 
 
 def _row(who: Contestant, rate: float, ours: Seeds, base: Seeds) -> str:
     cells = [who.name, f"{rate:g}"]
     for level in LEVELS:
         us, them = mean_reached(ours, level), mean_reached(base, level)
-        if us is None or them is None:
+        if us is None:
             cells.append("not reached")
+        elif them is None:  # or the base is left out
+            cells.append(f"{us[0]:.0f}")
         else:
             cells.append(f"{us[0]:.0f} ({them[0] / us[0]:.2f} / {them[1] / us[1]:.2f})")
     each = [mean_reached([one], LEVELS[-1]) for one in ours]
     theirs = [mean_reached([one], LEVELS[-1]) for one in base]
-    pairs = zip(each, theirs, strict=True)
+    pairs = zip(each, theirs or [None] * len(each), strict=True)
     cells.append(", ".join("-" if not (u and t) else f"{t[0] / u[0]:.2f}" for u, t in pairs))
     cells.append(" ".join(f"{behind:.2f}" for behind in ours[0].staleness))
     return f"| {' | '.join(cells)} |"

@@ -6,7 +6,8 @@ Real stages, schedules and optimizers on a virtual clock (see virtual.py): the o
 that of a pipeline of equal machines whose stages are all busy all the time. "Steps" are batches of
 equal size; one machine is plain PyTorch. The text is learnt by a GPT of 8 layers, the digits by a
 network with BatchNorm, whose batches stay whole. Weights are judged where their optimizers left
-them, on rows that nobody learns from, every 10 steps, three looks taken together.
+them, on rows that nobody learns from, every 10 steps (digits: 5), three looks taken together. All
+try the same three rates with all seeds; rows are at the rate that is best for one machine.
 
 Curves are kept in a folder if one is given, and are not made again; so the work can be done in
 several goes, and a part of it at a time:
@@ -18,7 +19,7 @@ import os
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -27,48 +28,75 @@ sys.path[:0] = [str(HERE), str(HERE.parent)]
 
 import kept  # noqa: E402
 from curves import Curve  # noqa: E402
-from entrants import ALL, LEVELS, SEEDS, Contestant, Run  # noqa: E402
+from entrants import ALL, LEVELS, SEEDS, Contestant, Run, Task  # noqa: E402
 from learning import train  # noqa: E402
 
 Curves = dict[Run, Curve]
 
 
-def best_rate(who: Contestant, tried: Curves) -> float | None:
-    """The first at the lowest loss; if none gets there, at the one before, and so on."""
+def best_rate(who: Contestant, curves: Curves, seeds: Sequence[int]) -> float | None:
+    """The first at the lowest loss, in the mean of all seeds; if none gets there with all of them,
+    at the loss before, and so on. None if not all rates have been tried."""
+    if any(Run(who, rate, seed) not in curves for rate in who.rates for seed in seeds):
+        return None
 
     def order(rate: float) -> tuple[float, ...]:
-        curve = tried[Run(who.alone, rate, SEEDS[0])]
-        reached = [curve.reached(level) for level in reversed(LEVELS[who.task])]
-        return tuple(float("inf") if found is None else found[0] for found in reached)
+        tried = [curves[Run(who, rate, seed)] for seed in seeds]
+        return tuple(mean_steps(tried, level) for level in reversed(LEVELS[who.task]))
 
-    there = [rate for rate in who.rates if Run(who.alone, rate, SEEDS[0]) in tried]
-    return min(there, key=order) if len(there) == len(who.rates) else None
+    return min(who.rates, key=order)
+
+
+def mean_steps(curves: Sequence[Curve], level: float) -> float:
+    """Infinite if one of them does not get there."""
+    found = [curve.reached(level) for curve in curves]
+    return sum(float("inf") if one is None else one[0] for one in found) / max(len(found), 1)
+
+
+def plain(steps: float) -> str:
+    return "-" if steps == float("inf") else f"{steps:.0f}"
 
 
 def ratio(ours: Sequence[Curve], theirs: Sequence[Curve], level: float) -> str:
     """Mean steps over mean steps, and the one of each seed."""
-    steps = [[curve.reached(level) for curve in side] for side in (ours, theirs)]
-    if any(one is None for side in steps for one in side):
+    us, them = mean_steps(ours, level), mean_steps(theirs, level)
+    if float("inf") in (us, them):
         return "-"
-    us, them = ([one[0] for one in side if one is not None] for side in steps)
-    each = ", ".join(f"{a / b:.2f}" for a, b in zip(us, them, strict=False))
-    return f"**{sum(us) / len(us) / (sum(them) / len(them)):.2f}** ({each})"
+    each = ", ".join(
+        f"{mean_steps([a], level) / mean_steps([b], level):.2f}"
+        for a, b in zip(ours, theirs, strict=True)
+    )
+    return f"**{us / them:.2f}** ({each})"
 
 
-def print_table(curves: Mapping[Contestant, Sequence[Curve]], rates: Mapping[Contestant, float]):
-    for task, levels in LEVELS.items():
-        print(f"\n{task}: steps to a loss over those of one machine, mean and each seed")
-        print(f"| contestant | rate | steps to {levels[-1]} | {' | '.join(map(str, levels))} | |")
-        for who, ours in curves.items():
-            theirs = curves.get(who.alone, ())
-            if who.task != task or not theirs:
-                continue
-            ends = [curve.reached(levels[-1]) for curve in ours]
-            there = [one[0] for one in ends if one is not None]
-            steps = f"{sum(there) / len(there):.0f}" if len(there) == len(ends) else "-"
-            cells = [ratio(ours, theirs, level) for level in levels]
-            old = " ".join(f"{value:.2f}" for value in ours[0].staleness)
-            print(f"| {who.name} | {rates[who]:g} | {steps} | {' | '.join(cells)} | {old} |")
+def print_table(task: Task, curves: Curves, seeds: Sequence[int]) -> None:
+    """Of those who have tried the best rate of one machine."""
+    levels, found = LEVELS[task], dict.fromkeys(run.who for run in curves)
+    print(f"\n{task}: steps to a loss over those of one machine, mean and each of {len(seeds)}")
+    titles = ["contestant", "rate", *(f"to {level}" for level in levels), f"steps to {levels[-1]}"]
+    titles += ["other rates", "least busy stage", "updates lacking, by stage"]
+    print(f"| {' | '.join(titles)} |\n|{'---|' * len(titles)}")
+    for who in found:
+        rate = best_rate(who.alone, curves, seeds) if who.task == task else None
+        tried = {
+            each: [curves[run] for seed in seeds if (run := Run(who, each, seed)) in curves]
+            for each in who.rates
+        }
+        if rate is None or len(tried[rate]) < len(seeds):
+            continue
+        ours, alone = tried[rate], [curves[Run(who.alone, rate, seed)] for seed in seeds]
+        if who.stages:
+            cells = [ratio(ours, alone, level) for level in levels]
+        else:
+            cells = [f"{plain(mean_steps(ours, level))} steps" for level in levels]
+        others = ", ".join(
+            f"{each:g}: {plain(mean_steps(some, levels[-1]))}"
+            for each, some in tried.items()
+            if each != rate and len(some) == len(seeds)
+        )
+        steps, busy = plain(mean_steps(ours, levels[-1])), f"{ours[0].busy:.2f}" * bool(who.stages)
+        old = " ".join(f"{value:.2f}" for value in ours[0].staleness)
+        print(f"| {' | '.join([who.name, f'{rate:g}', *cells, steps, others, busy, old])} |")
 
 
 def main() -> None:
@@ -76,12 +104,18 @@ def main() -> None:
     parser.add_argument("--curves", type=Path, help="keep curves here, and use those found here")
     parser.add_argument("--within", type=float, default=float("inf"), metavar="SECONDS")
     parser.add_argument("--only", nargs="*", metavar="NAME", help="these contestants")
+    parser.add_argument("--task", choices=list(LEVELS), help="only this one")
     parser.add_argument("--seeds", type=int, default=len(SEEDS))
+    parser.add_argument("--one-rate", action="store_true", help="pipelines try no other rate")
     parser.add_argument("--processes", type=int, default=2)
     options = parser.parse_args()
-    seeds = SEEDS[: options.seeds]
+    seeds = range(options.seeds)
     ends = time.monotonic() + options.within
-    wanted = [who for who in ALL if not options.only or who.name in options.only]
+    wanted = [
+        who
+        for who in ALL
+        if (not options.only or who.name in options.only) and options.task in (None, who.task)
+    ]
     with tempfile.TemporaryDirectory() as temporary:
 
         def make(runs: Sequence[Run]) -> Curves:
@@ -89,17 +123,22 @@ def main() -> None:
             found = kept.results(runs, train, folder, left, options.processes)
             return {run: Curve(**curve) for run, curve in found.items()}
 
-        rated = dict.fromkeys(who.alone for who in wanted)
-        tried = make([Run(who, rate, SEEDS[0]) for who in rated for rate in who.rates])
-        found = {who: best_rate(who, tried) for who in wanted}
-        rates = {who: rate for who, rate in found.items() if rate is not None}
-        chosen = make([Run(who, rate, seed) for who, rate in rates.items() for seed in seeds])
-    by_contestant = {who: [c for run, c in chosen.items() if run.who == who] for who in rates}
-    print_table(by_contestant, rates)
-    for run, curve in tried.items():
-        reached = (curve.reached(level) for level in LEVELS[run.who.task])
-        steps = " ".join("    -" if one is None else f"{one[0]:5.0f}" for one in reached)
-        print(f"{run.who.task} {run.who.name:40} {run.rate:<7g} {steps}  {curve.losses[-1]:.3f}")
+        def runs_of(who: Contestant, rates: Sequence[float]) -> list[Run]:
+            return [Run(who, rate, seed) for rate in rates for seed in seeds]
+
+        alone = dict.fromkeys(who.alone for who in wanted)
+        curves = make([run for who in alone for run in runs_of(who, who.rates)])
+        best = {who: best_rate(who, curves, seeds) for who in alone}
+        curves |= make(
+            [
+                run
+                for who in wanted
+                if (rate := best[who.alone]) is not None
+                for run in runs_of(who, (rate,) if options.one_rate else who.rates)
+            ]
+        )
+    for task in dict.fromkeys(who.task for who in wanted):
+        print_table(task, curves, seeds)
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ import chargpt
 import digits
 import torch
 from curves import Curve
-from entrants import LEVELS, MOST_STEPS, ROWS, Run
+from entrants import LEVELS, LOOK_EVERY, MOST_STEPS, ROWS, Run
 from torch import nn
 from virtual import VirtualPipeline
 
@@ -22,7 +22,6 @@ from ravnest.stage.matrices import hidden_matrices
 
 LENGTH, WIDTH = 16, 32
 """Of a row of text, and of the model."""
-LOOK_EVERY = 10
 HELD_OUT_ROWS = 256
 Batch = tuple[torch.Tensor, torch.Tensor]
 
@@ -99,7 +98,7 @@ def _train_plainly(run: Run, task: Task) -> Curve:
         parameters = grouped(parameters, {named[n]: k for n, k in hidden_matrices(graph).items()})
     optimizer = settings.optimizer(parameters, **settings.optimizer_params)
     for step in range(MOST_STEPS[run.who.task] + 1):
-        if step % LOOK_EVERY == 0:
+        if step % LOOK_EVERY[run.who.task] == 0:
             state = dict(model.named_parameters()) | dict(model.named_buffers())
             if not _goes_on(curve, run, step, _judged(task, state)):
                 break
@@ -118,12 +117,13 @@ def _train_stages(run: Run, task: Task) -> Curve:
         update=update_settings(run),
         leaf=LeafSettings(criterion=task.loss_of, labels=[labels for _, labels in batches]),
         micro_batches=who.parts,
+        most_in_flight=who.most_in_flight,
     )
     trained = VirtualPipeline(
         task.model, batches[0][0], who.stages, lambda _: settings, parts=who.parts
     )
     trained.feed(inputs for inputs, _ in batches)
-    for step in range(0, MOST_STEPS[who.task] + 1, LOOK_EVERY):
+    for step in range(0, MOST_STEPS[who.task] + 1, LOOK_EVERY[who.task]):
         trained.run_to(step)
         if not _goes_on(curve, run, step, _judged(task, trained.learnt())):
             break
