@@ -69,7 +69,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--curves", type=Path, help="keep curves here, and use those found here")
     parser.add_argument("--within", type=float, default=float("inf"), metavar="SECONDS")
-    parser.add_argument("--only", nargs="*", metavar="NAME", help="these contestants; no picture")
+    parser.add_argument("--only", nargs="*", metavar="NAME", help="these contestants")
+    parser.add_argument("--picture", type=Path, help="draw it here; results/, if all have run")
     parser.add_argument("--processes", type=int, default=2)
     options = parser.parse_args()
     wanted = [who for who in ALL if not options.only or who.name in options.only]
@@ -86,8 +87,9 @@ def main() -> None:
     by_contestant = {who: [c for run, c in chosen.items() if run.who == who] for who in wanted}
     report.print_table(by_contestant, rates)
     report.print_tried(tried)
-    if len(wanted) == len(ALL):
-        report.draw(by_contestant, HERE.parent / "results" / "convergence.png")
+    everything = HERE.parent / "results" / "convergence.png" if len(wanted) == len(ALL) else None
+    if picture := options.picture or everything:
+        report.draw(by_contestant, picture)
 
 
 if __name__ == "__main__":

@@ -82,7 +82,7 @@ def draw(curves: Mapping[Contestant, Seeds], path: Path) -> None:
     from matplotlib import pyplot
 
     figure, (by_steps, by_time, by_rows) = pyplot.subplots(1, 3, figsize=(16, 6))
-    for who in _SMALL:
+    for who in (who for who in _SMALL if curves.get(who)):
         many = who.rows_per_step // ROWS
         look = {"color": _COLOURS[many], "linestyle": _STYLES[who.stages], "linewidth": 1.6}
         curve = curves[who][0]
@@ -116,14 +116,14 @@ def _draw_by_rows(axes: Any, curves: Mapping[Contestant, Seeds]) -> None:
         f"4 clusters of 2, batches of {LARGE}": (LARGE_CLUSTERS[:1], "tab:red", 2),
     }
     for label, (group, colour, stages) in groups.items():
-        found = [(who.rows_per_step, mean_reached(curves[who], level)) for who in group]
+        found = [(who.rows_per_step, mean_reached(curves.get(who, ()), level)) for who in group]
         points = [(rows, reached[0]) for rows, reached in found if reached is not None]
         if points:
             # Hollow, for clusters lie where one machine does.
             style = {"color": colour, "marker": _MARKERS[stages], "markerfacecolor": "none"}
             axes.plot(*zip(*points, strict=True), markersize=8, label=label, **style)
-    alone = mean_reached(curves[ALONE], level)
-    rows = [who.rows for who in PLAIN]
+    alone = mean_reached(curves.get(ALONE, ()), level)
+    rows = [who.rows for who in PLAIN if curves.get(who)]
     if alone is not None:
         linear = [alone[0] * rows[0] / many for many in rows]
         axes.plot(rows, linear, "--", color="grey", label="linear")
