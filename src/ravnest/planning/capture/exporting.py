@@ -22,6 +22,7 @@ from torch.export import Dim, ExportedProgram
 
 from ravnest.errors import CaptureError
 from ravnest.planning.capture.attributes import Changes, attribute_leaves, changes
+from ravnest.planning.capture.averages import averages_written_out
 from ravnest.planning.capture.borrowing import (
     changes_on_switching,
     switched_to,
@@ -236,6 +237,7 @@ def _described(mode: Mode) -> Iterator[None]:
     """What a capture cannot follow by itself, put in words that it understands."""
     with (
         experts_written_out(),
+        averages_written_out(),
         masks_broadcast(),
         sizes_known(),
         functions_followed() if mode == "train" else contextlib.nullcontext(),

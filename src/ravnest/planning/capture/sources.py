@@ -13,7 +13,6 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.nn.modules.batchnorm import _BatchNorm
 from torch.overrides import TorchFunctionMode
 
 from ravnest.errors import CaptureError
@@ -109,9 +108,6 @@ def describe_failure(
     advice = remedy or "rewrite this place with ordinary tensor operations"
     cause = next((words for pattern, words in _CAUSES if re.search(pattern, text)), None)
     path = _failing_path(model, failure)
-    if _averages_all_batches(model.get_submodule(path)):
-        cause = "a BatchNorm with momentum=None divides by the number of batches it has seen"
-        advice = "give it a momentum (momentum=0.1 is torch's default)"
     where = f", in module {path!r}" if path else ""
     place = _place(failure) or _data_write(model, call)
     text = f"{name} cannot be cut: {cause or _first_line(failure)}{where}{place}. Remedy: {advice}."
@@ -157,10 +153,6 @@ def _failing_path(model: nn.Module, failure: Exception) -> str:
         path = paths.get(id(frame.f_locals.get("self")))
         found = path or found
     return found
-
-
-def _averages_all_batches(module: nn.Module) -> bool:
-    return isinstance(module, _BatchNorm) and module.momentum is None
 
 
 class _DataWrites(TorchFunctionMode):
