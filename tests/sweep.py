@@ -5,10 +5,11 @@ back, and trained for some steps beside the whole model. What comes of it is one
 
     cut         three stages, or as many as there are places to cut; outputs, gradients, evaluation
                 and the fused state_dict are the model's
-    refused     an error that says why; like ones are counted together
+    refused     an error that says why, or no end in time; like ones are counted together
     wrong       the stages compute something else, which is a fault of Ravnest without excuse
     failed      something other than Ravnest's own error came out of planning: a fault as well
-    unsuitable  no small setting was found by rule, or the model itself does not run in it
+    unsuitable  no small setting was found by rule or given by hand (sweep_settings.py), or the
+                model itself does not run in it
 
     python tests/sweep.py [--only NAME …] [--slice I/N] [--library NAME] [--log FILE]
 
@@ -22,6 +23,7 @@ import argparse
 import collections
 import contextlib
 import copy
+import functools
 import inspect
 import io
 import json
@@ -41,6 +43,7 @@ sys.path[:0] = [str(HERE), str(HERE / "parity")]
 
 import torch  # noqa: E402
 from harness import compare, even_cuts, in_float64, load_stages  # noqa: E402
+from sweep_settings import BY_HAND  # noqa: E402
 from torch import nn  # noqa: E402
 from torchvision_shim import import_torchvision  # noqa: E402
 from zoo_models.entry import Inputs, output_loss  # noqa: E402
@@ -54,7 +57,7 @@ from ravnest.stage.local import LocalPipeline  # noqa: E402
 STAGES = 3
 ROWS = 2
 MODEL_S = 150
-MOST_PARAMETERS = 40_000_000
+MOST_PARAMETERS = 100_000_000
 TOLERANCE, FINER = 1e-4, 1e-7
 """In single precision, and in double where rounding may be what differs."""
 
@@ -93,6 +96,7 @@ SMALL: dict[str, Any] = (
         "max_target_positions": 32, "attention_window": 4, "sliding_window": 8,
         "mamba_n_heads": 8, "mamba_d_head": 8, "mamba_n_groups": 1, "mamba_num_heads": 8,
         "mamba_head_dim": 8, "mamba_chunk_size": 4,
+        "rotary_dim": 4,
     }
 )  # fmt: skip
 """What names of settings mean small; most configurations use some of these."""
@@ -104,6 +108,26 @@ KINDS = (
     "MASKED_IMAGE_MODELING", "IMAGE_TEXT_TO_TEXT", "PRETRAINING",
 )  # fmt: skip
 """Heads, in the order in which a model is given one."""
+
+
+_SIZES_OF_HEADS = {
+    "head_dim", "d_kv", "d_head", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim",
+    "num_key_value_heads",
+}  # fmt: skip
+KEPT: tuple[frozenset[str], ...] = tuple(
+    frozenset(names)
+    for names in (
+        set(),
+        _SIZES_OF_HEADS,
+        {"sliding_window", "attention_window"},
+        {"image_size", "patch_size"},
+        {"num_hidden_layers", "num_layers"},
+        {key for key, value in SMALL.items() if value == WIDTH and key != "vocab_size"},
+    )
+)
+"""Settings that stay as they are by default, where the small ones do not fit each other: none, and
+then those of one kind after the other."""
+MOST_HEADS = 2
 
 
 @dataclass(frozen=True)
@@ -134,17 +158,44 @@ def transformers_models() -> dict[str, Callable[[], tuple[nn.Module, Callable[[i
     found = {}
     for kind in CONFIG_MAPPING_NAMES:
         names = [table[kind] for table in tables if kind in table]
-        if names:
-            name = names[0] if isinstance(names[0], str) else names[0][0]
-            found[f"hf:{kind}"] = lambda kind=kind, name=name: _of_transformers(kind, name)
+        plain = [name if isinstance(name, str) else name[0] for name in names]
+        if plain:
+            heads = tuple(dict.fromkeys(plain))
+            found[f"hf:{kind}"] = lambda kind=kind, heads=heads: _of_transformers(kind, heads)
     return found
 
 
-def _of_transformers(kind: str, name: str) -> tuple[nn.Module, Callable[[int], Inputs]]:
+def _of_transformers(
+    kind: str, heads: tuple[str, ...]
+) -> tuple[nn.Module, Callable[[int], Inputs]]:
+    """By hand, or with the first settings, head and inputs with which it runs."""
+    if kind in BY_HAND:
+        model, make = BY_HAND[kind]()
+        _without_cache(model)
+        return model.train(), make
+    first: Exception | None = None
+    for kept in KEPT:
+        for head in heads[:MOST_HEADS]:
+            try:
+                model, make = _with_settings(kind, head, kept)
+                _check_suitable(copy.deepcopy(model), make)
+                return model, make
+            except Exception as error:
+                first = first or error
+    raise first or UnsuitableError("no head")
+
+
+def _with_settings(
+    kind: str, head: str, kept: frozenset[str]
+) -> tuple[nn.Module, Callable[[int], Inputs]]:
     import transformers
 
-    config = small_config(transformers.CONFIG_MAPPING[kind])
-    model = getattr(transformers, name)(config)
+    config = small_config(transformers.CONFIG_MAPPING[kind], kept)
+    if kept:  # which may be large: counted without memory for it
+        with torch.device("meta"):
+            _refuse_large(getattr(transformers, head)(config))
+        config = small_config(transformers.CONFIG_MAPPING[kind], kept)
+    model = getattr(transformers, head)(config)
     _without_cache(model)
     return model.train(), inputs_of(model, config)
 
@@ -163,15 +214,16 @@ def _without_cache(model: nn.Module) -> None:
         pending += vars(config).values()
 
 
-def small_config(kind: Any) -> Any:
-    """The default configuration with what has a known name made small, inner ones included."""
+def small_config(kind: Any, kept: frozenset[str] = frozenset()) -> Any:
+    """The default configuration with what has a known name made small, inner ones included; but
+    for those that are `kept`."""
     default = kind()
-    return kind(**_small(default))
+    return kind(**_small(default, kept))
 
 
-def _small(config: Any) -> dict[str, Any]:
+def _small(config: Any, kept: frozenset[str] = frozenset()) -> dict[str, Any]:
     values = config.to_dict()
-    found = {key: SMALL[key] for key, value in values.items() if key in SMALL}
+    found = {key: SMALL[key] for key, value in values.items() if key in SMALL.keys() - kept}
     for key in ("num_experts", "num_local_experts", "n_routed_experts"):
         if not values.get(key):
             found.pop(key, None)
@@ -184,8 +236,10 @@ def _small(config: Any) -> dict[str, Any]:
     for key, value in values.items():
         if key in found and not isinstance(value, type(SMALL[key])) and value is not None:
             del found[key]
-        if isinstance(value, dict) and "mrope_section" in value:
+        if isinstance(value, dict) and {"mrope_section", "rope_type"} & value.keys():
             found[key] = {**value, "mrope_section": [2, 1, 1]}
+            if "partial_rotary_factor" in value:
+                found[key]["partial_rotary_factor"] = 1.0
     if "num_key_value_heads" in found and (
         values["num_key_value_heads"] == values.get("num_attention_heads")
     ):
@@ -204,9 +258,11 @@ def _small(config: Any) -> dict[str, Any]:
             found[key] = [1] * len(value)
         if isinstance(value, list) and key in ("hidden_sizes", "neck_hidden_sizes"):
             found[key] = [16 * (at + 1) for at in range(len(value))]
+        if isinstance(value, list) and key == "num_attention_heads":
+            found[key] = [1, 2, 4, 4, 4][: len(value)]
         inner = getattr(config, key, None)
         if hasattr(inner, "to_dict") and key.endswith("config"):
-            found[key] = _small(inner)
+            found[key] = {**_small(inner, kept), "model_type": inner.model_type}
     return found
 
 
@@ -219,31 +275,69 @@ def inputs_of(model: nn.Module, config: Any) -> Callable[[int], Inputs]:
         pictures = (pictures["height"], pictures["width"])
     height, width = (pictures, pictures) if isinstance(pictures, int) else tuple(pictures)[-2:]
     channels = _setting(config, "num_channels", 3)
-    bins = _setting(config, "num_mel_bins", 16) or 16
+    bins = _setting(config, "num_mel_bins", None) or _setting(
+        config, "feature_projection_input_dim", 16
+    )
     frames = 2 * (_setting(config, "max_source_positions", 20) or 20)
     words = _setting(config, "vocab_size", VOCABULARY)
     clip = _setting(config, "num_frames", 4)
 
-    def make(batch: int) -> Inputs:
+    def make(batch: int, variant: str = "") -> Inputs:
         ids = torch.randint(3, min(words, VOCABULARY), (batch, LENGTH))
+        picture = torch.randn(batch, channels, height, width)
+        film = torch.randn(batch, clip, channels, height, width)
         given: dict[str, torch.Tensor] = {}
         if main == "pixel_values":
-            given[main] = torch.randn(batch, channels, height, width)
+            given[main] = film if "film" in variant else picture
         elif main == "pixel_values_videos" or main == "pixel_values_frames":
-            given[main] = torch.randn(batch, clip, channels, height, width)
+            given[main] = film
         elif main == "input_features":
             given[main] = torch.randn(batch, bins, frames)
+            if "turned" in variant:
+                given[main] = given[main].transpose(1, 2).contiguous()
         elif main == "input_values":
-            given[main] = torch.randn(batch, 2000)
+            one = "channel" in variant
+            given[main] = torch.randn(batch, *([1] if one else []), 2000)
         else:
             given[main] = ids
-        if main == "input_ids" and "pixel_values" in names and _needs(model, "pixel_values"):
-            given["pixel_values"] = torch.randn(batch, channels, height, width)
+        if "pixel_values" in names and ("picture" in variant or _needs(model, "pixel_values")):
+            given["pixel_values"] = picture
+        if "text" in variant and "input_ids" in names:
+            given["input_ids"] = ids
+        if "features" in variant and "input_features" in names:
+            given["input_features"] = torch.randn(batch, bins, frames)
+        if "mask" in variant and "attention_mask" in names:
+            given["attention_mask"] = torch.ones_like(ids)
         if "decoder_input_ids" in names:
             given["decoder_input_ids"] = torch.randint(3, VOCABULARY, (batch, 6))
         return (), given
 
-    return make
+    return _first_accepted(model, make)
+
+
+_VARIANTS = (
+    "",
+    "film",
+    "turned",
+    "channel",
+    "picture",
+    "text",
+    "mask",
+    "picture text mask",
+    "features",
+)
+
+
+def _first_accepted(
+    model: nn.Module, make: Callable[[int, str], Inputs]
+) -> Callable[[int], Inputs]:
+    """The first variant of the inputs with which the model runs; the plain one if none does."""
+    for variant in _VARIANTS:
+        with contextlib.suppress(Exception), torch.no_grad():
+            args, kwargs = make(ROWS, variant)
+            copy.deepcopy(model).train()(*args, **kwargs)
+            return functools.partial(make, variant=variant)
+    return functools.partial(make, variant="")
 
 
 def _needs(model: nn.Module, name: str) -> bool:
@@ -337,15 +431,39 @@ def _accepted(model: nn.Module, size: tuple[int, ...]) -> bool:
 # ---- one model ---------------------------------------------------------------------------------
 
 
-def attempt(build: Callable[[], tuple[nn.Module, Callable[[int], Inputs]]]) -> tuple[str, str]:
-    """What comes of one architecture, and why."""
+@contextlib.contextmanager
+def within(seconds: int) -> Iterator[None]:
+    def strike(*_: object) -> None:
+        raise TimeUpError(f"it took more than {seconds} s")
+
+    before = signal.signal(signal.SIGALRM, strike)
+    signal.alarm(seconds)
     try:
-        torch.manual_seed(0)
-        model, inputs = build()
-        # On a copy: a model may keep something of its first call that cannot be copied any more.
-        _check_suitable(copy.deepcopy(model), inputs)
-    except Exception as error:
+        yield
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def attempt(build: Callable[[], tuple[nn.Module, Callable[[int], Inputs]]]) -> tuple[str, str]:
+    """What comes of one architecture, and why. One for which the time is not enough is refused, but
+    for one that does not even run by itself in that time."""
+    try:
+        with within(MODEL_S):
+            torch.manual_seed(0)
+            model, inputs = build()
+            # On a copy: a model may keep something of its first call that cannot be copied later.
+            _check_suitable(copy.deepcopy(model), inputs)
+    except (Exception, TimeUpError) as error:
         return "unsuitable", _line(error)
+    try:
+        with within(MODEL_S):
+            return _tried(model, inputs)
+    except TimeUpError as error:
+        return "refused", _line(error)
+
+
+def _tried(model: nn.Module, inputs: Callable[[int], Inputs]) -> tuple[str, str]:
     kind, detail = _cut(model, inputs, TOLERANCE)
     if kind in ("wrong", "refused") and "differs" in detail:
         # Is it rounding? BatchNorm over two rows blows up the last bit of a sum.
@@ -357,10 +475,14 @@ def attempt(build: Callable[[], tuple[nn.Module, Callable[[int], Inputs]]]) -> t
     return kind, detail
 
 
-def _check_suitable(model: nn.Module, inputs: Callable[[int], Inputs]) -> None:
+def _refuse_large(model: nn.Module) -> None:
     parameters = sum(parameter.numel() for parameter in model.parameters())
     if parameters > MOST_PARAMETERS:
         raise UnsuitableError(f"{parameters:,} parameters")
+
+
+def _check_suitable(model: nn.Module, inputs: Callable[[int], Inputs]) -> None:
+    _refuse_large(model)
     model.train()
     torch.manual_seed(1)
     args, kwargs = inputs(ROWS)
@@ -422,32 +544,15 @@ def _line(error: BaseException) -> str:
 # ---- all of them -------------------------------------------------------------------------------
 
 
-@contextlib.contextmanager
-def within(seconds: int) -> Iterator[None]:
-    def strike(*_: object) -> None:
-        raise TimeUpError
-
-    before = signal.signal(signal.SIGALRM, strike)
-    signal.alarm(seconds)
-    try:
-        yield
-    finally:
-        signal.alarm(0)
-        signal.signal(signal.SIGALRM, before)
-
-
 def sweep(
     models: Mapping[str, Callable[[], Any]], note: Callable[[Outcome], None]
 ) -> list[Outcome]:
     found = []
     for name, build in models.items():
         quiet = io.StringIO()
-        try:
-            with within(MODEL_S), contextlib.redirect_stdout(quiet), warnings.catch_warnings():
-                warnings.simplefilter("ignore")
-                kind, detail = attempt(build)
-        except TimeUpError:
-            kind, detail = "unsuitable", f"took more than {MODEL_S} s"
+        with contextlib.redirect_stdout(quiet), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            kind, detail = attempt(build)
         found.append(Outcome(name, kind, detail))
         note(found[-1])
     return found
