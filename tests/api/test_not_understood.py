@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from ravnest.agent import identity
+from ravnest.api.limits import NOT_UNDERSTOOD
 from ravnest.client import known
 from ravnest.client.stream import ServerEvent
 from ravnest.data.own import own_part
@@ -67,7 +68,10 @@ def test_what_is_damaged_is_told_in_a_sentence(tmp_path, read, field, damage):
 
 
 def test_what_a_process_leaves_may_be_damaged(tmp_path):
+    """It ends as the outcome of its own job (`tests/server/test_takeover.py`), and is read once."""
     (tmp_path / OUTCOME).write_bytes(b'{"new": ' + b"[" * 100_000)
+    with pytest.raises(NOT_UNDERSTOOD):
+        work._outcome(tmp_path, PlanOrder(task="check"), None)
     assert work._outcome(tmp_path, PlanOrder(task="check"), None).crashed
 
 

@@ -426,7 +426,7 @@ class Simulation:
         if not self.fusings:
             return False
         order = self.fusings.pop(0)
-        stages = {part.provider: part for part in self.world.of_run[order.job]}
+        stages = {part.provider: part for part in self.world.of_run.get(order.job, ())}
         junk = [
             stages[id].stage
             for id in self.bring_junk & stages.keys()
